@@ -1,0 +1,52 @@
+# One way in for people and for CI: make demo, make test.
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DOCS_INSTALLED := $(VENV)/.docs-installed
+
+.PHONY: help setup demo test lint types bench docs format clean
+help:
+	@echo "make demo    set up and run the benchmark on embedded data"
+	@echo "make test    set up and run lint, types, import layering and all tests"
+	@echo "make setup   make .venv with an editable install"
+	@echo "make bench   measure speed, side by side, into benchmarks/*.json"
+	@echo "make docs    build the documentation into site/"
+	@echo "make lint | types | format | clean"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
+	sh tools/setup.sh $(VENV) dev
+	@touch $@
+
+demo: setup
+	$(BIN)/fedthe demo
+
+test: lint types
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+docs: $(DOCS_INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+$(DOCS_INSTALLED): pyproject.toml constraints.txt tools/setup.sh
+	sh tools/setup.sh $(VENV) dev,docs
+	@touch $@
+
+clean:
+	rm -rf $(VENV) site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,52 @@
+"""Personalized federated learning that stays right when the data shifts after deployment.
+
+Names are loaded when they are first used, so that `import fedthe` costs little.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .data import DATASETS, load_dataset
+    from .data.plan import Federation, Settings, build
+    from .data.pool import Dataset, Pool
+    from .errors import InputError
+    from .nets import NETS
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "DATASETS": ".data",
+    "load_dataset": ".data",
+    "Federation": ".data.plan",
+    "Settings": ".data.plan",
+    "build": ".data.plan",
+    "Dataset": ".data.pool",
+    "Pool": ".data.pool",
+    "InputError": ".errors",
+    "NETS": ".nets",
+}
+
+__all__ = [
+    "DATASETS",
+    "NETS",
+    "Dataset",
+    "Federation",
+    "InputError",
+    "Pool",
+    "Settings",
+    "build",
+    "load_dataset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedthe' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

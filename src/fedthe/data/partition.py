@@ -1,0 +1,131 @@
+"""Who holds which rows: Dirichlet class mixes over clients, and each client's frozen 60/20/20 split.
+
+Only labels and a seed go in. Every decision is integer arithmetic on draws from `rng`, or a comparison of such draws'
+quantiles, so that the same seed gives the same rows on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .. import rng
+from ..errors import InputError
+
+Partition = Literal["balanced", "unbalanced"]
+
+GROUP = 10  # the paper's code deals rows to ten clients at a time
+REDRAWS = 10_000
+MIN_ROWS = 5  # fewer cannot be split 60/20/20 with a row in each part
+
+
+@dataclass(frozen=True)
+class Split:
+    """One client's rows of the pool, each array in its own random order."""
+
+    train: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        return np.concatenate([self.train, self.val, self.test])
+
+
+def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kind: Partition) -> list[Split]:
+    """Deal all rows to clients by Dirichlet class mixes and split each client's rows, once and for all."""
+    if clients < 2:
+        raise InputError(f"a federation needs at least 2 clients, not {clients}.")
+    if not 0 < dirichlet < float("inf"):
+        raise InputError(f"dirichlet must be a positive number, not {dirichlet}.")
+    if len(labels) < MIN_ROWS * clients:
+        raise InputError(
+            f"{len(labels)} rows are too few for {clients} clients of at least {MIN_ROWS}; "
+            f"use at most {len(labels) // MIN_ROWS} clients."
+        )
+    deal = {"balanced": _deal_balanced, "unbalanced": _deal_unbalanced}[kind]
+    return [_split(rows, rng.key(seed, "split", k)) for k, rows in enumerate(deal(labels, clients, dirichlet, seed))]
+
+
+def _deal_balanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int) -> list[np.ndarray]:
+    """The paper's way: deal in groups of ten clients, join the hands, cut the result into equal parts.
+
+    The cut moves each client's boundaries a little, so a part may end with another hand's classes. Up to
+    `clients - 1` rows are left over.
+    """
+    order = rng.shuffled(rng.key(seed, "partition"), len(labels))
+    starts = range(0, clients, GROUP)
+    hands: list[np.ndarray] = []
+    for first in starts:
+        members = min(GROUP, clients - first)
+        rows = order[len(order) * first // clients : len(order) * (first + members) // clients]
+        counts = _draw_counts(
+            np.bincount(labels[rows], minlength=int(labels.max()) + 1),
+            members,
+            dirichlet,
+            rng.key(seed, "partition", "balanced", first),
+            least=len(rows) // (2 * members),
+            capped=True,
+        )
+        hands += _deal(rows, labels, counts)
+    joined, size = np.concatenate(hands), len(labels) // clients
+    return [joined[k * size : (k + 1) * size] for k in range(clients)]
+
+
+def _deal_unbalanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int) -> list[np.ndarray]:
+    """Raw Dirichlet sizes: every class is dealt to all clients by proportions of its own."""
+    order = rng.shuffled(rng.key(seed, "partition"), len(labels))
+    key = rng.key(seed, "partition", "unbalanced")
+    counts = _draw_counts(np.bincount(labels), clients, dirichlet, key, least=MIN_ROWS, capped=False)
+    return _deal(order, labels, counts)
+
+
+def _draw_counts(
+    totals: np.ndarray, members: int, dirichlet: float, key: rng.Key, *, least: int, capped: bool
+) -> np.ndarray:
+    """How many rows of each class each member gets [classes, members], redrawn until all have at least `least`."""
+    for attempt in range(REDRAWS):
+        shares = _draw_shares(len(totals), members, dirichlet, key, attempt)
+        counts = np.zeros((len(totals), members), dtype=np.int64)
+        for c, total in enumerate(totals):
+            # capped: who has reached the mean size gets no more, which keeps the hands alike in size
+            open_hands = counts.sum(0) * members < totals.sum() if capped else np.ones(members, dtype=bool)
+            share = shares[c] * open_hands
+            if share.sum() == 0:
+                break
+            cuts = (np.cumsum(share / share.sum()) * total).astype(np.int64)[:-1]
+            counts[c] = np.diff(cuts, prepend=0, append=total)
+        else:
+            if counts.sum(0).min() >= least:
+                return counts
+    raise InputError(
+        f"no Dirichlet({dirichlet}) draw in {REDRAWS:,} gave each of {members} clients at least {least} of "
+        f"{totals.sum():,} rows; raise dirichlet, lower the number of clients, or use the balanced partition."
+    )
+
+
+def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, attempt: int) -> np.ndarray:
+    """Dirichlet proportions of each class over members [classes, members], as normalised Gamma quantiles."""
+    from scipy.special import gammaincinv
+
+    u = rng.uniform(key, np.array([attempt]), classes * members).reshape(classes, members)
+    gamma = np.asarray(gammaincinv(dirichlet, u))
+    return gamma / np.maximum(gamma.sum(1, keepdims=True), np.finfo(float).tiny)
+
+
+def _deal(rows: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """Give each member its count of each class, in the order of `rows`."""
+    hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
+    for c, dealt in enumerate(counts):
+        of_class = rows[labels[rows] == c]
+        for hand, part in zip(hands, np.split(of_class, np.cumsum(dealt)[:-1]), strict=True):
+            hand.append(part)
+    return [np.concatenate(hand) for hand in hands]
+
+
+def _split(rows: np.ndarray, key: rng.Key) -> Split:
+    fifth = len(rows) // 5
+    mixed = rows[rng.shuffled(key, len(rows))]
+    return Split(train=mixed[2 * fifth :], val=mixed[fifth : 2 * fifth], test=mixed[:fifth])

@@ -1,0 +1,210 @@
+"""The benchmark as one object: who trains on what, who is tested on what, and the manifest that proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import rng
+from ..errors import InputError
+from ..store import cached, content_hash
+from . import shifts
+from .partition import Partition, Split, partition
+from .pool import Dataset, Pool
+from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
+
+CORRUPTION_KINDS = 15  # of CIFAR-C; `corrupt.CORRUPTIONS` names them, but importing it costs torch
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a federation depends on, besides the dataset."""
+
+    clients: int = 20
+    dirichlet: float = 0.1
+    seed: int = 0
+    partition: Partition = "balanced"
+    severity: int = 5
+    frost: str | None = None  # a folder with the original frost photographs; None: textures made by code
+
+    def __post_init__(self) -> None:
+        if self.severity not in range(1, 6):
+            raise InputError(f"severity must be 1, 2, 3, 4 or 5, not {self.severity}.")
+        if self.partition not in ("balanced", "unbalanced"):
+            raise InputError(f"partition must be balanced or unbalanced, not {self.partition!r}.")
+        if self.seed < 0:
+            raise InputError(f"seed must not be negative, but it is {self.seed}.")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients with frozen splits, and the test distributions each of them meets after deployment.
+
+    `tests[name][k]` is client k's stream under that distribution, or None where the client has none: a client that
+    holds no class of the natural shift is not tested on it.
+    """
+
+    dataset: Dataset
+    settings: Settings
+    clients: tuple[Split, ...]
+    tests: Mapping[str, tuple[Stream | None, ...]]
+    notes: tuple[str, ...]  # what a reader must know, such as a test distribution that could not be built
+
+    @property
+    def pool(self) -> Pool:
+        return self.dataset.pool
+
+    @cached_property
+    def class_counts(self) -> np.ndarray:
+        """Rows of each class that each client holds [clients, classes]."""
+        return count_classes(self.pool, self.clients)
+
+    @cached_property
+    def test_rows(self) -> np.ndarray:
+        """All clients' test rows, sorted: the rows that have a corrupted copy."""
+        return np.sort(np.concatenate([split.test for split in self.clients]))
+
+    @cached_property
+    def corruptions(self) -> np.ndarray:
+        """Which of the 15 corruptions each of `test_rows` gets [test rows]; a row has one, wherever it is met."""
+        drawn = rng.integers(rng.key(self.settings.seed, "corruption"), self.test_rows, 1, 0, CORRUPTION_KINDS)
+        return np.asarray(drawn[:, 0])
+
+    @cached_property
+    def corrupted(self) -> np.ndarray:
+        """The corrupted copies of `test_rows`, uint8 [test rows, h, w, c], computed once and kept on disk."""
+        clean, s = self.pool.images[self.test_rows], self.settings
+        textures = _load_frost(s.frost)
+        key = content_hash(clean, self.test_rows, self.corruptions, s.severity, s.seed, textures, _corruption_version())
+
+        def make() -> dict[str, np.ndarray]:
+            import torch
+
+            from .corrupt import corrupt_mixed
+
+            images = corrupt_mixed(
+                torch.from_numpy(clean),
+                torch.from_numpy(self.corruptions),
+                s.severity,
+                torch.from_numpy(self.test_rows),
+                s.seed,
+            )
+            return {"images": images.numpy()}
+
+        return cached("corrupted", key, make)["images"]
+
+    def images(self, stream: Stream) -> np.ndarray:
+        """The pixels of a stream, uint8 [n, h, w, c]."""
+        out = np.empty((len(stream), *self.pool.images.shape[1:]), dtype=np.uint8)
+        for source in np.unique(stream.source):
+            here = stream.source == source
+            rows = stream.rows[here]
+            if source == CORRUPTED:
+                out[here] = self.corrupted[np.searchsorted(self.test_rows, rows)]
+            else:
+                out[here] = self._pools[source].images[rows]
+        return out
+
+    def labels(self, stream: Stream) -> np.ndarray:
+        """The true classes of a stream, int64 [n]."""
+        out = np.empty(len(stream), dtype=np.int64)
+        for source in np.unique(stream.source):
+            here = stream.source == source
+            out[here] = self._pools[source].labels[stream.rows[here]]
+        return out
+
+    @property
+    def _pools(self) -> list[Pool]:
+        return [self.pool, self.pool, *self.dataset.natural.values()]  # by source; a corrupted row keeps its label
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """Counts, and a SHA-256 of every list of rows: equal on every machine for the same labels and settings."""
+        return {
+            "format": 1,
+            "settings": {name: getattr(self.settings, name) for name in ("clients", "dirichlet", "seed", "partition")},
+            "pool": _describe_pool(self.pool),
+            "natural": {name: _describe_pool(shift) for name, shift in self.dataset.natural.items()},
+            "corruptions": _describe_rows(self.test_rows, self.corruptions),
+            "clients": [
+                {
+                    "classes": self.class_counts[k].tolist(),
+                    "splits": {name: _describe_rows(getattr(split, name)) for name in ("train", "val", "test")},
+                    "tests": {
+                        name: _describe_rows(stream.rows, stream.source)
+                        for name, streams in self.tests.items()
+                        if (stream := streams[k]) is not None
+                    },
+                }
+                for k, split in enumerate(self.clients)
+            ],
+            "notes": list(self.notes),
+        }
+
+    @cached_property
+    def manifest_hash(self) -> str:
+        return content_hash(self.manifest)
+
+
+def build(dataset: Dataset, settings: Settings) -> Federation:
+    """Deal the pool to clients and lay out every test distribution. No row is in two splits."""
+    s = settings
+    pool, natural = dataset.pool, dataset.natural
+    splits = partition(pool.labels, s.clients, s.dirichlet, s.seed, s.partition)
+    counts = count_classes(pool, splits)
+    ooc = shifts.draw_out_of_client(splits, s.seed)
+
+    tests: dict[str, list[Stream | None]] = {
+        "original": [shifts.stream(CLEAN, split.test) for split in splits],
+        "corrupted": [shifts.stream(CORRUPTED, split.test) for split in splits],
+    }
+    for i, (name, shift) in enumerate(natural.items()):
+        dealt = shifts.split_natural(shift.labels, counts, s.seed, name)
+        tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in dealt]
+    tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
+    # a copy: what the mixture is made of must not come to include the mixture
+    parts = [[streams[k] for streams in tests.values()] for k in range(s.clients)]
+    tests["mixture"] = [
+        shifts.mix([part for part in mine if part is not None], (s.seed, "mixture", k)) for k, mine in enumerate(parts)
+    ]
+    tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
+    frozen = {name: tuple(streams) for name, streams in tests.items()}
+    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, splits, frozen)))
+
+
+def count_classes(pool: Pool, splits: tuple[Split, ...] | list[Split]) -> np.ndarray:
+    return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
+
+
+def _write_notes(
+    dataset: Dataset, splits: list[Split], tests: Mapping[str, tuple[Stream | None, ...]]
+) -> list[str]:
+    notes = []
+    if not dataset.natural:
+        notes.append("natural: not available, mixture made of three parts")
+    for name, shift in dataset.natural.items():
+        missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
+        if missing:
+            notes.append(
+                f"{name} ({shift.name}): has no {', '.join(shift.classes[c] for c in missing)}"
+            )
+        without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
+        if without:
+            notes.append(f"{name} ({shift.name}): no such test for client {', '.join(without)}, mixture made of the rest")
+    unused = len(dataset.pool) - sum(len(split.rows) for split in splits)
+    if unused:
+        notes.append(f"{unused} rows left over, so that all clients hold the same number")
+    return notes
+
+
+def _describe_pool(pool: Pool) -> dict[str, Any]:
+    return {"name": pool.name, "classes": list(pool.classes), **_describe_rows(pool.labels)}
+
+
+def _describe_rows(*lists: np.ndarray) -> dict[str, Any]:
+    return {"rows": len(lists[0]), "sha256": content_hash(*lists)}

@@ -1,0 +1,63 @@
+"""A dataset is a pool of images, and zero or more natural shifts of it with the same classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ..errors import InputError
+from ..store import content_hash
+
+
+@dataclass(frozen=True)
+class Pool:
+    name: str
+    images: np.ndarray  # uint8 [n, height, width, channels]
+    labels: np.ndarray  # int64 [n]
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        shape = self.images.shape
+        if self.images.dtype != np.uint8 or len(shape) != 4 or shape[3] not in (1, 3) or 0 in shape:
+            raise InputError(
+                f"{self.name}: images must be uint8 [n, height, width, 1 or 3] and not empty, "
+                f"but they are {self.images.dtype} {list(shape)}."
+            )
+        if self.labels.shape != shape[:1] or self.labels.dtype.kind not in "iu":
+            raise InputError(
+                f"{self.name}: there must be one whole-number label per image, but there are {shape[0]} images "
+                f"and labels {self.labels.dtype} {list(self.labels.shape)}."
+            )
+        object.__setattr__(self, "labels", self.labels.astype(np.int64))
+        if self.labels.min() < 0 or self.labels.max() >= len(self.classes):
+            raise InputError(
+                f"{self.name}: labels run from {self.labels.min()} to {self.labels.max()}, "
+                f"but there are {len(self.classes)} classes, counted from 0."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the decoded content, whatever file it came from."""
+        return content_hash(self.images, self.labels, list(self.classes))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    pool: Pool
+    natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by name, the default one first
+
+    def __post_init__(self) -> None:
+        for shift in self.natural.values():
+            if shift.classes != self.pool.classes:
+                raise InputError(f"{shift.name} has other classes than {self.pool.name}.")
+            if shift.images.shape[1:] != self.pool.images.shape[1:]:
+                raise InputError(
+                    f"{shift.name} has images of {list(shift.images.shape[1:])}, {self.pool.name} "
+                    f"of {list(self.pool.images.shape[1:])}; they must agree."
+                )

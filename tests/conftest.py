@@ -1,0 +1,53 @@
+"""Shared fixtures: every test has its own home for data and cache; torch keeps to one thread."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+from fedthe.data.pool import Dataset, Pool
+
+torch.set_num_threads(1)  # tiny cases run many times faster, and two workers share two cores
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+REAL_HOME = Path(os.environ.get("FEDTHE_HOME") or Path.home() / ".cache" / "fedthe")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the user's own data and cache."""
+    monkeypatch.setenv("FEDTHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="session")
+def cifar10_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home that holds real CIFAR-10: the user's, or, on CI, one fetched into the user's."""
+    from fedthe.data.fetch import fetch
+
+    if not (REAL_HOME / "data" / "cifar10").exists():
+        if not os.environ.get("CI"):
+            pytest.skip("CIFAR-10 is not there; run `fedthe data fetch cifar10`")
+        fetch("cifar10", home=REAL_HOME)
+    return REAL_HOME
+
+
+def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None, size: int = 8) -> Pool:
+    """A pool of noise images, for tests that look only at labels and rows."""
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), size, size, 3), dtype=np.uint8)
+    return Pool(name, images, labels, tuple(f"class {c}" for c in range(classes or int(labels.max()) + 1)))
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    """1,000 rows of ten classes, and a shifted pool that holds seven of them."""
+    labels = np.arange(1000) % 10
+    shifted = np.repeat([1, 2, 3, 5, 6, 8, 9], 30)
+    return Dataset(make_pool(labels), {"natural": make_pool(shifted, "shifted", classes=10)})

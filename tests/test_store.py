@@ -1,0 +1,83 @@
+"""Files are whole or not there."""
+
+import numpy as np
+import pytest
+
+from fedthe import store
+from fedthe.errors import InputError
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail():
+        with store.whole_file(path) as part:
+            part.write_text("half of the n")
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_folder_leaves_the_old_one(tmp_path):
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").touch()
+
+    def fail():
+        with store.whole_folder(path) as part:
+            (part / "new").touch()
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert [p.name for p in path.iterdir()] == ["old"]
+    assert list(tmp_path.iterdir()) == [path]
+    with store.whole_folder(path) as part:
+        (part / "new").touch()
+    assert [p.name for p in path.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_cached_computes_once_and_again_when_the_file_is_damaged(home):
+    made = []
+
+    def make():
+        made.append(1)
+        return {"a": np.arange(1000)}
+
+    assert (store.cached("kind", "key", make)["a"] == np.arange(1000)).all()
+    assert (store.cached("kind", "key", make)["a"] == np.arange(1000)).all()
+    assert len(made) == 1
+    (path,) = (home / "cache").iterdir()
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    for damaged in (b"", whole[:100], whole[:-30], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
+        path.write_bytes(damaged)
+        made.clear()
+        assert (store.cached("kind", "key", make)["a"] == np.arange(1000)).all()
+        assert len(made) == 1
+        assert path.read_bytes() == whole
+
+
+def test_an_npz_with_a_pickle_inside_is_refused(tmp_path):
+    path = tmp_path / "bad.npz"
+    np.savez(path, a=np.array([{"an": "object"}], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match=r"bad\.npz"):
+        store.read_npz(path)
+
+
+def test_content_hash_sees_dtype_shape_and_order():
+    a = np.arange(6)
+    different = [a, a.astype(np.int32), a.reshape(2, 3), a[::-1], [0, 1, 2, 3, 4, 5]]
+    assert len({store.content_hash(value) for value in different}) == len(different)
+    assert store.content_hash(a) == store.content_hash(a.astype(">i8"))
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot write below"), store.whole_file(tmp_path / "file" / "x"):
+        pass
