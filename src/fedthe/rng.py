@@ -86,7 +86,6 @@ def shuffled(key: Key, n: int) -> np.ndarray:
     return np.argsort(drawn[:, 0] << 31 | drawn[:, 1] >> 1, kind="stable")
 
 
-
 def choose(key: Key, n: int, count: int) -> np.ndarray:
     """`count` different members of range(n), in random order."""
     if count <= n // 8:
@@ -94,5 +93,5 @@ def choose(key: Key, n: int, count: int) -> np.ndarray:
         drawn = integers(key, np.zeros(1, dtype=np.int64), 2 * count + 16, 0, n)[0]
         first = np.sort(np.unique(drawn, return_index=True)[1])
         if len(first) >= count:
-            return drawn[first[:count]]
+            return np.asarray(drawn[first[:count]])
     return shuffled(key, n)[:count]

@@ -111,8 +111,8 @@ def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, att
     from scipy.special import gammaincinv
 
     u = rng.uniform(key, np.array([attempt]), classes * members).reshape(classes, members)
-    gamma = np.asarray(gammaincinv(dirichlet, u))
-    return gamma / np.maximum(gamma.sum(1, keepdims=True), np.finfo(float).tiny)
+    gamma: np.ndarray = np.asarray(gammaincinv(dirichlet, u))
+    return np.asarray(gamma / np.maximum(gamma.sum(1, keepdims=True), np.finfo(float).tiny))
 
 
 def _deal(rows: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:

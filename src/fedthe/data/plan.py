@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +17,11 @@ from .partition import Partition, Split, partition
 from .pool import Dataset, Pool
 from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 CORRUPTION_KINDS = 15  # of CIFAR-C; `corrupt.CORRUPTIONS` names them, but importing it costs torch
+CORRUPTION_VERSION = 1  # raised when corrupt.py's pixels change, so that no cached copy of the old ones is taken
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ class Federation:
     def corrupted(self) -> np.ndarray:
         """The corrupted copies of `test_rows`, uint8 [test rows, h, w, c], computed once and kept on disk."""
         clean, s = self.pool.images[self.test_rows], self.settings
-        textures = _load_frost(s.frost)
-        key = content_hash(clean, self.test_rows, self.corruptions, s.severity, s.seed, textures, _corruption_version())
+        key = content_hash(
+            clean, self.test_rows, self.corruptions, s.severity, s.seed, self.frost_digest, CORRUPTION_VERSION
+        )
 
         def make() -> dict[str, np.ndarray]:
             import torch
@@ -93,10 +97,24 @@ class Federation:
                 s.severity,
                 torch.from_numpy(self.test_rows),
                 s.seed,
+                self._frost,
             )
             return {"images": images.numpy()}
 
         return cached("corrupted", key, make)["images"]
+
+    @cached_property
+    def _frost(self) -> list[Tensor] | None:
+        """The user's own frost textures; None: those made by code."""
+        if self.settings.frost is None:
+            return None
+        from .frost import load_frost
+
+        return load_frost(self.settings.frost)
+
+    @property
+    def frost_digest(self) -> str | None:
+        return None if self._frost is None else content_hash(*(texture.numpy() for texture in self._frost))
 
     def images(self, stream: Stream) -> np.ndarray:
         """The pixels of a stream, uint8 [n, h, w, c]."""
@@ -127,7 +145,7 @@ class Federation:
         """Counts, and a SHA-256 of every list of rows: equal on every machine for the same labels and settings."""
         return {
             "format": 1,
-            "settings": {name: getattr(self.settings, name) for name in ("clients", "dirichlet", "seed", "partition")},
+            "settings": self.settings.__dict__ | {"frost": self.frost_digest},  # its path says nothing elsewhere
             "pool": _describe_pool(self.pool),
             "natural": {name: _describe_pool(shift) for name, shift in self.dataset.natural.items()},
             "corruptions": _describe_rows(self.test_rows, self.corruptions),
@@ -181,21 +199,19 @@ def count_classes(pool: Pool, splits: tuple[Split, ...] | list[Split]) -> np.nda
     return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
 
 
-def _write_notes(
-    dataset: Dataset, splits: list[Split], tests: Mapping[str, tuple[Stream | None, ...]]
-) -> list[str]:
+def _write_notes(dataset: Dataset, splits: list[Split], tests: Mapping[str, tuple[Stream | None, ...]]) -> list[str]:
     notes = []
     if not dataset.natural:
         notes.append("natural: not available, mixture made of three parts")
     for name, shift in dataset.natural.items():
         missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
         if missing:
-            notes.append(
-                f"{name} ({shift.name}): has no {', '.join(shift.classes[c] for c in missing)}"
-            )
+            notes.append(f"{name} ({shift.name}): has no {', '.join(shift.classes[c] for c in missing)}")
         without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
         if without:
-            notes.append(f"{name} ({shift.name}): no such test for client {', '.join(without)}, mixture made of the rest")
+            notes.append(
+                f"{name} ({shift.name}): no such test for client {', '.join(without)}, mixture made of the rest"
+            )
     unused = len(dataset.pool) - sum(len(split.rows) for split in splits)
     if unused:
         notes.append(f"{unused} rows left over, so that all clients hold the same number")

@@ -50,7 +50,7 @@ class Pool:
 @dataclass(frozen=True)
 class Dataset:
     pool: Pool
-    natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by name, the default one first
+    natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by the test they make
 
     def __post_init__(self) -> None:
         for shift in self.natural.values():

@@ -1,0 +1,263 @@
+"""The `fedthe` command. Configuration stops here: below, everything is plain keyword arguments.
+
+Results go to standard output, progress and errors to standard error. Heavy imports stay inside the commands, so that
+`fedthe --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .data.plan import Federation
+
+app = typer.Typer(
+    name="fedthe",
+    help="Personalized federated learning that stays right when the data shifts after deployment.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data = typer.Typer(help="Datasets: list, fetch, verify, and show how they become a benchmark.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Name = Annotated[str, typer.Argument(help="A dataset of `fedthe data list`.")]
+
+
+def main() -> None:
+    """Run the command; bad input is one sentence on standard error and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        print(f"fedthe: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("fedthe: stopped; nothing half-written was kept.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has left
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from . import __version__
+
+        print(f"fedthe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
+    ] = False,
+    home: Annotated[
+        Path | None,
+        typer.Option(envvar="FEDTHE_HOME", help="Where datasets and caches live.", show_default="~/.cache/fedthe"),
+    ] = None,
+) -> None:
+    if home:
+        os.environ["FEDTHE_HOME"] = str(home)
+
+
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder for pictures and the manifest.")]
+Clients = Annotated[int, typer.Option(help="How many clients.")]
+Dirichlet = Annotated[
+    float, typer.Option(help="How alike the clients' class mixes are: 0.1 few classes each, 10 alike.")
+]
+Seed = Annotated[int, typer.Option(help="Decides every draw.")]
+
+
+@app.command()
+def demo(
+    clients: Clients = 10,
+    dirichlet: Dirichlet = 0.1,
+    seed: Seed = 0,
+    out: Out = Path("demo"),
+    as_json: Json = False,
+) -> None:
+    """Build the benchmark on embedded data: who holds what, and what each client is tested on."""
+    from .data.plan import Settings
+
+    _show("glyphs", None, None, Settings(clients=clients, dirichlet=dirichlet, seed=seed), out, as_json)
+
+
+@data.command("list")
+def list_(as_json: Json = False) -> None:
+    """What datasets there are, and which of them are at hand."""
+    from .data import DATASETS, find
+
+    rows = {name: {"about": source.about, "here": find(name) is not None} for name, source in DATASETS.items()}
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = _table("dataset", "at hand", "what it is")
+    for name, row in rows.items():
+        table.add_row(name, "yes" if row["here"] else "no", str(row["about"]))
+    _stdout().print(table)
+
+
+@data.command()
+def fetch(
+    name: Name,
+    source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a dataset, check its content, and put it in place when it is whole."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from .data.fetch import fetch
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=_stderr()) as progress:
+        task = progress.add_task(f"fetching {name}", total=None)
+        path = fetch(
+            name, source=source, progress=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    print(json.dumps({"name": name, "path": str(path)}) if as_json else f"{name} is at {path}")
+
+
+@data.command()
+def verify(name: Name, as_json: Json = False) -> None:
+    """Read a dataset whole and compare its content with what is published."""
+    from .data import verify
+
+    with _stderr().status(f"reading {name}"):
+        report = verify(name)
+    print(json.dumps(report.__dict__) if as_json else f"{name}: {report.sentence}")
+    if not report.ok:
+        raise typer.Exit(2)
+
+
+@data.command()
+def show(
+    spec: Annotated[str, typer.Argument(help="A dataset of `fedthe data list`, or NAME:PATH, such as npz:mine.npz.")],
+    clients: Clients = 20,
+    dirichlet: Dirichlet = 0.1,
+    seed: Seed = 0,
+    partition: Annotated[str, typer.Option(help="balanced (all clients the same size) or unbalanced.")] = "balanced",
+    severity: Annotated[int, typer.Option(help="How strong the corruptions are, 1 to 5.")] = 5,
+    natural: Annotated[
+        str | None,
+        typer.Option(help="The natural shift: a name, npz:PATH, folder:PATH, or none.", show_default="its own"),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side in pixels, for images that come in other sizes.")] = None,
+    frost: Annotated[str | None, typer.Option(help="A folder with the original frost photographs.")] = None,
+    out: Out = Path("demo"),
+    as_json: Json = False,
+) -> None:
+    """Turn a dataset into clients and test distributions, and draw both."""
+    from .data.plan import Settings
+
+    settings = Settings(clients, dirichlet, seed, partition, severity, frost)  # type: ignore[arg-type]
+    _show(spec, natural, size, settings, out, as_json)
+
+
+def _show(spec: str, natural: str | None, size: int | None, settings: Any, out: Path, as_json: bool) -> None:
+    from . import pictures
+    from .data import load_dataset
+    from .data.plan import build
+    from .store import write_json
+
+    with _stderr().status(f"loading {spec}") as status:
+        dataset = load_dataset(spec, natural=natural, size=size)
+        status.update("dealing rows to clients")
+        federation = build(dataset, settings)
+        status.update("corrupting the test images")
+        _ = federation.corrupted
+        status.update("drawing")
+        pictures.draw_clients(federation, out / "clients.png")
+        pictures.draw_tests(federation, out / "tests.png")
+        write_json(out / "manifest.json", federation.manifest)
+    files = [str(out / name) for name in ("clients.png", "tests.png", "manifest.json")]
+    if as_json:
+        print(json.dumps(_summarize(federation) | {"files": files}))
+    else:
+        _print_federation(federation)
+        _stdout().print(f"\npictures and manifest: {', '.join(files)}", soft_wrap=True)
+
+
+def _summarize(federation: Federation) -> dict[str, Any]:
+    return {
+        "dataset": federation.pool.name,
+        "settings": federation.settings.__dict__,
+        "classes": list(federation.pool.classes),
+        "clients": federation.class_counts.tolist(),
+        "tests": {
+            name: [0 if stream is None else len(stream) for stream in streams]
+            for name, streams in federation.tests.items()
+        },
+        "notes": list(federation.notes),
+        "manifest_hash": federation.manifest_hash,
+    }
+
+
+def _print_federation(federation: Federation) -> None:
+    from rich.markup import escape
+
+    console, pool, s = _stdout(), federation.pool, federation.settings
+    height, width, channels = pool.images.shape[1:]
+    console.print(
+        f"[bold]{escape(pool.name)}[/]: {len(pool):,} images of {height}x{width}x{channels}, {len(pool.classes)} classes; "
+        f"{s.clients} clients, {s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}\n"
+    )
+    holds = _table("client", "train", "val", "test", "holds", title="Who holds which classes")
+    for k, split in enumerate(federation.clients[:40]):
+        parts = (str(len(rows)) for rows in (split.train, split.val, split.test))
+        holds.add_row(str(k), *parts, escape(_say_mix(federation.class_counts[k], pool.classes)))
+    console.print(holds)
+    if s.clients > 40:
+        console.print(f"(and {s.clients - 40} clients more)")
+
+    tests = _table("test distribution", "clients", "samples each", "samples", title="What they are tested on")
+    for name, streams in federation.tests.items():
+        sizes = [len(stream) for stream in streams if stream is not None]
+        each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        label = name
+        if name in federation.dataset.natural:
+            label += f" ({federation.dataset.natural[name].name})"
+        tests.add_row(escape(label), str(len(sizes)), each, f"{sum(sizes):,}")
+    console.print(tests)
+    for note in federation.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
+    console.print(f"manifest {federation.manifest_hash}", soft_wrap=True)
+
+
+def _say_mix(counts: Any, classes: tuple[str, ...], most: int = 4) -> str:
+    """The largest shares of a class mix in words: 'cat 61 %, dog 22 %, 3 more'."""
+    order = [c for c in (-counts).argsort(kind="stable") if counts[c]]
+    percents = {c: round(100 * counts[c] / counts.sum()) for c in order[:most]}
+    said = [f"{classes[c]} {percent or 'under 1'} %" for c, percent in percents.items()]
+    return ", ".join(said + ([f"{len(order) - most} more"] if len(order) > most else []))
+
+
+def _table(*columns: str, title: str | None = None) -> Any:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(*columns, title=title, box=SIMPLE, title_justify="left", title_style="bold")
+    return table
+
+
+def _stdout() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)

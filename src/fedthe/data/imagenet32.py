@@ -1,0 +1,111 @@
+"""ImageNet at 32x32 (Chrabaszcz et al., 2017): the 86 classes that ImageNet-A and -R share; A, R and V2 as shifts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError
+from .folder import fit_images, read_folders
+from .pool import Dataset, Pool
+from .source import name_classes
+from .unpickle import read_batch, stack_images
+
+TRAIN = tuple(f"train_data_batch_{number}" for number in range(1, 11))
+MAP = "map_clsloc.txt"
+# The classes of both ImageNet-A and ImageNet-R, as positions among the 1,000 WordNet ids in sorted order.
+# fmt: off
+SHARED = (
+    6, 11, 13, 22, 23, 39, 47, 71, 76, 79, 90, 94, 96, 97, 99, 105, 107, 113, 125, 130, 132, 144, 150, 151, 207, 234,
+    235, 254, 277, 291, 301, 308, 309, 310, 311, 314, 315, 319, 323, 327, 330, 334, 335, 347, 361, 372, 397, 401, 407,
+    425, 428, 430, 437, 457, 462, 470, 472, 483, 579, 609, 658, 701, 763, 768, 774, 776, 779, 780, 815, 820, 833, 847,
+    907, 932, 933, 934, 937, 943, 945, 947, 951, 954, 957, 980, 981, 988,
+)
+# fmt: on
+
+
+def load(path: Path, size: int | None = None) -> Dataset:
+    return Dataset(_read_pool(path, TRAIN, size))
+
+
+def load_test(path: Path) -> Pool:
+    """The validation images; fifty per class, or the file is not the published one."""
+    pool = _read_pool(path, ("val_data",))
+    if (np.bincount(pool.labels, minlength=len(SHARED)) != 50).any():
+        raise InputError(f"{path / 'val_data'} has not 50 images of every class; take it from image-net.org again.")
+    return pool
+
+
+def load_a(path: Path, pool: Pool) -> Pool | None:
+    return _load_shift("imagenet-a", path / "imagenet-a", _shared_wnids(path), pool)
+
+
+def load_r(path: Path, pool: Pool) -> Pool | None:
+    return _load_shift("imagenet-r", path / "imagenet-r", _shared_wnids(path), pool)
+
+
+def load_v2(path: Path, pool: Pool) -> Pool | None:
+    """Matched frequency; its folders are named by the position of the class among the sorted ids."""
+    folder = path / "imagenetv2-matched-frequency-format-val"
+    return _load_shift("imagenet-v2", folder, [str(position) for position in SHARED], pool)
+
+
+def list_files(path: Path) -> list[Path]:
+    return [_find_file(path, name) for name in (*TRAIN, "val_data", MAP)]
+
+
+def read_map(file: Path) -> tuple[list[str], dict[str, str]]:
+    """WordNet ids in the order of the labels, 1 first, and their names, from lines like "n02119789 1 kit_fox"."""
+    try:
+        rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        wnids = {int(number): wnid for wnid, number, _ in rows}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} is not a list of 'wnid number name' lines ({error}); get it again.") from None
+    if len(rows) != 1000 or sorted(wnids) != list(range(1, 1001)) or len(set(wnids.values())) != 1000:
+        raise InputError(f"{file} must number 1,000 classes from 1 to 1000, each once; get it again.")
+    return [wnids[number] for number in range(1, 1001)], {wnid: name for wnid, _, name in rows}
+
+
+def _shared_wnids(path: Path) -> list[str]:
+    wnids = sorted(read_map(_find_file(path, MAP))[0])
+    return [wnids[position] for position in SHARED]
+
+
+def _read_pool(path: Path, files: tuple[str, ...], size: int | None = None) -> Pool:
+    wnids, names = read_map(_find_file(path, MAP))
+    kept = _shared_wnids(path)
+    new_label = np.full(1001, -1)
+    new_label[[wnids.index(wnid) + 1 for wnid in kept]] = np.arange(len(kept))
+    found = [_find_file(path, name) for name in files]  # all of them, before the first takes its seconds
+    batches, labels = [], []
+    for file in found:  # one at a time: a whole batch has 400 MB, a twelfth of which is kept
+        rows, old = read_batch(file, 1, 1000)
+        new = new_label[old]
+        batches.append(rows[new >= 0])
+        labels.append(new[new >= 0])
+    if not sum(map(len, labels)):
+        raise InputError(f"{found[0]} and its like hold none of the 86 classes; take them from image-net.org again.")
+    images = fit_images(stack_images(batches), (size or 32, size or 32, 3))
+    return Pool("imagenet32", images, np.concatenate(labels), name_classes(kept, names))
+
+
+def _load_shift(name: str, folder: Path, names: list[str], pool: Pool) -> Pool | None:
+    if not folder.exists():
+        return None
+    folders = [folder / each for each in names]
+    for each in folders:
+        if not each.is_dir():
+            raise InputError(f"{each} is missing; run `fedthe data fetch {name}`.")
+    # Squeezed rather than cropped: the benchmark's "bilinear to 32".
+    images, labels = read_folders(folders, pool.images.shape[1:], crop=False)
+    return Pool(name, images, labels, pool.classes)
+
+
+def _find_file(path: Path, name: str) -> Path:
+    if not (path / name).exists():
+        where = (
+            "the repository PatrykChrabaszcz/Imagenet32_Scripts" if name == MAP else "image-net.org, with an account"
+        )
+        raise InputError(f"{path / name} is missing; take it from {where}.")
+    return path / name

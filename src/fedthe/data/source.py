@@ -1,0 +1,148 @@
+"""What a dataset's source is: how to load it, which natural shifts lie beside it, and how to tell that it is whole."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..errors import InputError
+from ..store import content_hash
+from .pool import Dataset, Pool
+
+Load = Callable[[Path, "int | None"], Dataset]  # where it lies, the image size asked for
+Shift = Callable[[Path, Pool], "Pool | None"]  # where the dataset lies, its pool -> the shift; None: not on disk
+
+
+def only_path(path: Path) -> list[Path]:
+    return [path]
+
+
+@dataclass(frozen=True)
+class Source:
+    load: Load
+    about: str  # one line for a list
+    advice: str  # the way out when it is not on disk
+    lies: Literal["home", "path", "nowhere"] = "home"  # below home/data, where the user says, or in the package
+    shifts: Mapping[str, Shift] = field(default_factory=dict)  # the default one first
+    together: bool = False  # its shifts are several tests, each of its own, instead of versions of one
+    load_test: Callable[[Path], Pool] | None = None  # published with the pool but not part of it: verified only
+    files: Callable[[Path], list[Path]] = only_path  # those that `load` and `load_test` decode
+    digest: str | None = None  # content_digest of the published data, where we have seen it
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str
+    files: tuple[str, ...]  # those that were decoded
+    digest: str | None  # of the decoded content; None when it could not be decoded
+    expected: str | None
+    ok: bool
+    sentence: str
+
+
+def find_nearest(word: str, known: Iterable[str]) -> str:
+    """A hint to append to "... is unknown": the nearest known word, or all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {next(name for name in known if name.lower() == near[0])}?"
+    return f"known are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}."
+
+
+def pick_source(name: str, sources: Mapping[str, Source]) -> Source:
+    if name not in sources:
+        raise InputError(f"dataset {name!r} is unknown; {find_nearest(name, sources)}")
+    return sources[name]
+
+
+def locate(spec: str, sources: Mapping[str, Source], home: Path) -> tuple[str, Source, Path]:
+    """ "NAME" or "NAME:PATH" -> the name, its source, and the path where its data lie."""
+    name, colon, given = spec.partition(":")
+    source = pick_source(name, sources)
+    if source.lies == "nowhere" and colon:
+        raise InputError(f"{name} comes with the package and takes no path; write {name} instead of {spec}.")
+    if (source.lies == "path" or colon) and not given:
+        raise InputError(f"{name} needs a path; write {name}:PATH.")
+    path = Path(given).expanduser() if given else home / "data" / name
+    if source.lies != "nowhere" and not path.exists():
+        raise InputError(f"{name} is not at {path}; {source.advice}.")
+    return name, source, path
+
+
+def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural: str | None) -> dict[str, Pool]:
+    """The natural shifts by test: the one named `natural`, or with None those at hand.
+
+    Versions of one shift are one test, `natural`, for which the first at hand is taken. Where they belong together, each
+    is a test of its own, such as `imagenet_a`.
+    """
+    known = [*dataset.natural, *source.shifts]
+    if natural is not None and natural not in known:
+        raise InputError(f"{name} has no natural shift {natural!r}; {find_nearest(natural, [*known, 'none'])}")
+    at_hand: dict[str, Pool] = {}
+    for shift in known if natural is None else [natural]:
+        pool = dataset.natural[shift] if shift in dataset.natural else source.shifts[shift](path, dataset.pool)
+        if pool is not None:
+            at_hand[shift] = pool
+        elif natural is not None:
+            raise InputError(f"{shift} is not at {path}; run `fedthe data fetch {shift}` or put its files there.")
+    if source.together and natural is None:
+        return {shift.replace("-", "_"): pool for shift, pool in at_hand.items()}
+    return {"natural": pool for pool in list(at_hand.values())[:1]}
+
+
+def content_digest(source: Source, path: Path) -> str:
+    """SHA-256 of all that was published: the pool at its own size, and the test set where there is one."""
+    digests = [source.load(path, None).pool.digest]
+    if source.load_test:
+        digests.append(source.load_test(path).digest)
+    return content_hash(digests)
+
+
+def make_report(name: str, source: Source, path: Path) -> Report:
+    try:
+        files, digest = tuple(map(str, source.files(path))), content_digest(source, path)
+    except InputError as error:
+        return Report(name, (), None, source.digest, ok=False, sentence=str(error))
+    if source.digest is None:
+        ok, sentence = True, "structure is right; no published digest is known to us."
+    elif digest == source.digest:
+        ok, sentence = True, "content matches the published one."
+    else:
+        ok = False
+        sentence = f"content differs from the published one: expected {source.digest[:16]}, got {digest[:16]}."
+    return Report(name, files, digest, source.digest, ok, sentence)
+
+
+def check_labels(file: Path, labels: np.ndarray, rows: int, first: int, last: int) -> None:
+    """One label per image, within first..last; `file` is the one to blame."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != rows or rows == 0:
+        raise InputError(
+            f"{file} must hold one whole-number label for each of {rows} images, but its labels are "
+            f"{labels.dtype} {list(labels.shape)}; fetch or make it again."
+        )
+    if labels.min() < first or labels.max() > last:
+        raise InputError(
+            f"{file} has labels from {labels.min()} to {labels.max()}, outside {first} to {last}; "
+            "fetch or make it again."
+        )
+
+
+def find_classes(file: Path, names: Sequence[str], pool: Pool) -> np.ndarray:
+    """Where each name stands among the classes of `pool`: int64 [names]."""
+    for name in names:
+        if name not in pool.classes:
+            raise InputError(
+                f"{file} has a class {name!r} that {pool.name} has not; {find_nearest(name, pool.classes)}"
+            )
+    return np.array([pool.classes.index(name) for name in names], dtype=np.int64)
+
+
+def name_classes(ids: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """A readable name per class id; names that two ids share (ImageNet's two cranes) get their id added."""
+    plain = [names.get(key, key) for key in ids]
+    return tuple(f"{name} ({key})" if plain.count(name) > 1 else name for key, name in zip(ids, plain, strict=True))

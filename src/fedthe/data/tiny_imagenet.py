@@ -1,0 +1,109 @@
+"""Tiny-ImageNet in its own layout, with all 200 classes or some of them: a folder, or a zip of it."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from ..errors import InputError
+from .folder import SIZE, read_image
+from .pool import Dataset, Pool
+from .source import name_classes
+
+LIMIT = 1 << 26  # bytes of one file in a zip, so that a small zip cannot fill the memory
+Files = dict[str, Callable[[], bytes]]  # name from the top of the layout -> its content
+
+
+def load(path: Path, size: int | None = None) -> Dataset:
+    """Training and validation images together: the benchmark makes its own splits, and test images have no labels."""
+    with open_files(path) as files:
+        wnids = _read_text(path, files, "wnids.txt").split()
+        words = dict(line.split("\t", 1) for line in _read_text(path, files, "words.txt").splitlines() if "\t" in line)
+        if not wnids or len(set(wnids)) != len(wnids):
+            raise InputError(f"{path}: wnids.txt must list each class once; fetch tiny_imagenet again.")
+        rows = [*_list_train(path, files, wnids), *_list_val(path, files, wnids)]
+        images = np.empty((len(rows), size or SIZE, size or SIZE, 3), dtype=np.uint8)
+        for row, (name, _) in enumerate(rows):
+            images[row] = read_image(f"{path}: {name!r}", files[name], images.shape[1:])
+    names = {wnid: text.split(",")[0].strip() for wnid, text in words.items()}
+    labels = np.array([label for _, label in rows], dtype=np.int64)
+    return Dataset(Pool("tiny_imagenet", images, labels, name_classes(wnids, names)))
+
+
+@contextmanager
+def open_files(path: Path) -> Iterator[Files]:
+    """Every file of a folder or zip, named from where wnids.txt lies: at the top, or in a folder or zip below it."""
+    if path.is_dir() and not any(path.glob("**/wnids.txt")):
+        path = next(iter(sorted(path.glob("*.zip"))), path)
+    if path.is_dir():
+        found = {
+            file.relative_to(path).as_posix(): file.read_bytes for file in sorted(path.rglob("*")) if file.is_file()
+        }
+        yield _from_top(path, found)
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is no whole folder or zip of Tiny-ImageNet ({error}); fetch it again.") from None
+    with archive:
+        entries = {entry.filename: entry for entry in archive.infolist() if not entry.filename.endswith("/")}
+        yield _from_top(path, {name: partial(_read_entry, archive, entries[name]) for name in sorted(entries)})
+
+
+def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    if entry.file_size > LIMIT:
+        raise ValueError(f"it claims {entry.file_size} bytes")
+    try:
+        return archive.read(entry)
+    except Exception as error:  # zlib's, struct's, and those of encryption and unknown methods
+        raise ValueError(f"the zip is damaged: {error}") from None
+
+
+def _from_top(path: Path, found: Files) -> Files:
+    tops = [name for name in found if PurePosixPath(name).name == "wnids.txt"]
+    if not tops:
+        raise InputError(f"{path} holds no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
+    top = min(tops, key=lambda name: name.count("/")).removesuffix("wnids.txt")
+    return {name.removeprefix(top): read for name, read in found.items() if name.startswith(top)}
+
+
+def _list_train(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int]]:
+    label = {wnid: position for position, wnid in enumerate(wnids)}
+    rows = []
+    for name in files:
+        match name.split("/"):
+            case ["train", wnid, "images", file] if wnid in label and not file.startswith("."):
+                rows.append((name, label[wnid]))
+    missing = set(range(len(wnids))) - {position for _, position in rows}
+    if missing:
+        raise InputError(f"{path} has no images at train/{wnids[min(missing)]}/images; fetch tiny_imagenet again.")
+    return sorted(rows, key=lambda row: row[1])  # stable: by class, then by name
+
+
+def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int]]:
+    rows = []
+    for line in _read_text(path, files, "val/val_annotations.txt").splitlines():
+        file, _, rest = line.partition("\t")
+        wnid = rest.split("\t")[0]
+        if wnid not in wnids:
+            continue  # of a class that this subset left out
+        if f"val/images/{file}" not in files:
+            raise InputError(
+                f"{path} has no {'val/images/' + file!r}, which val_annotations.txt names; fetch it again."
+            )
+        rows.append((f"val/images/{file}", wnids.index(wnid)))
+    return rows
+
+
+def _read_text(path: Path, files: Files, name: str) -> str:
+    if name not in files:
+        raise InputError(f"{path} holds no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
+    try:
+        return files[name]().decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {name} is not readable ({error}); fetch it again.") from None

@@ -1,0 +1,110 @@
+"""A network is two pure functions of a tree of parameters: features() of a body and head() of a head.
+
+Nothing is hidden: no buffers, no running statistics, no random numbers in the forward pass. So a network can be stacked
+and lifted over clients by vmap, and the same parameters give the same answer everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedthe import rng
+from fedthe.errors import InputError
+from fedthe.tree import Tree, unflatten
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one parameter starts: uniform in (-scale, scale), normal with that deviation, or all equal to scale."""
+
+    kind: Literal["uniform", "normal", "constant"]
+    scale: float
+    shape: tuple[int, ...]
+
+    def draw(self, key: rng.Key) -> Tensor:
+        """float32 on the CPU, drawn by NumPy in float64: the same on every machine."""
+        one, count = np.zeros(1, dtype=np.int64), math.prod(self.shape)
+        if self.kind == "constant":
+            return torch.full(self.shape, self.scale)
+        drawn = rng.normal(key, one, count) if self.kind == "normal" else 2 * rng.uniform(key, one, count) - 1
+        return torch.from_numpy((drawn * self.scale).astype(np.float32).reshape(self.shape))
+
+
+def fan_in(*shape: int) -> Start:
+    """The default of nn.Linear and nn.Conv2d."""
+    return Start("uniform", 1 / math.sqrt(math.prod(shape[1:])), shape)
+
+
+def norm(name: str, width: int) -> dict[str, Start]:
+    """The scale and offset of a normalisation."""
+    return {f"{name}.weight": Start("constant", 1.0, (width,)), f"{name}.bias": Start("constant", 0.0, (width,))}
+
+
+@dataclass(frozen=True)
+class Net(ABC):
+    """Images are floats [n, channels, size, size] in [-1, 1]. A layer without bias is its weight, no dict around it.
+
+    `head_layers=2` is the paper's study of a deeper head: linear, relu, linear. The CNN ends its body in a linear layer
+    and a relu, which then move to the head, so the whole network stays the same; the others have none to give, so
+    theirs gets a new layer as wide as the features.
+    """
+
+    classes: int
+    channels: int = 3
+    size: int = 32
+    head_layers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.classes < 1 or self.channels < 1 or self.size < 1:
+            raise InputError(
+                f"a network needs at least one class, channel and pixel, "
+                f"but has {self.classes}, {self.channels} and {self.size}."
+            )
+        if self.head_layers not in (1, 2):
+            raise InputError(f"head_layers must be 1 or 2, but it is {self.head_layers}.")
+
+    @property
+    @abstractmethod
+    def feature_dim(self) -> int: ...
+
+    @property
+    def hidden_dim(self) -> int:
+        """The width inside a two-layer head."""
+        return self.feature_dim
+
+    @abstractmethod
+    def body_starts(self) -> dict[str, Start]:
+        """How the body starts, by dotted name."""
+
+    def head_starts(self) -> dict[str, Start]:
+        if self.head_layers == 1:
+            return {"out": fan_in(self.classes, self.feature_dim)}
+        return {"hidden": fan_in(self.hidden_dim, self.feature_dim), "out": fan_in(self.classes, self.hidden_dim)}
+
+    def init(self, seed: int) -> Tree:
+        """{"body": ..., "head": ...}; each parameter is keyed by its name, so it does not depend on the others."""
+        starts = {f"body.{name}": start for name, start in self.body_starts().items()}
+        starts |= {f"head.{name}": start for name, start in self.head_starts().items()}
+        return unflatten({name: start.draw(rng.key(seed, "init", name)) for name, start in starts.items()})
+
+    @abstractmethod
+    def features(self, body: Tree, x: Tensor) -> Tensor:
+        """x: [n, channels, size, size] -> [n, feature_dim]"""
+
+    def head(self, head: Tree, h: Tensor) -> Tensor:
+        """h: [n, feature_dim] -> logits [n, classes]"""
+        if self.head_layers == 2:
+            h = F.relu(F.linear(h, head["hidden"]))
+        return F.linear(h, head["out"])
+
+    def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """x: [n, channels, size, size] -> [n, classes]"""
+        return self.head(params["head"], self.features(params["body"], x))

@@ -1,0 +1,115 @@
+"""Pictures of a federation: who holds which classes, and what each test distribution looks like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .data.plan import Federation
+from .data.shifts import CORRUPTED, Stream
+from .store import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLES = {
+    "original": "original",
+    "corrupted": "corrupted",
+    "ooc": "out-of-client",
+    "mixture": "mixture",
+    "corrupted_ooc": "corrupted\nout-of-client",
+}
+COLUMNS = 14  # example images in a row
+
+
+def title_of(test: str, federation: Federation) -> str:
+    """What a test distribution is called in front of people; a natural shift by the pool it comes from."""
+    if test in federation.dataset.natural:
+        return f"natural:\n{federation.dataset.natural[test].name}"
+    return TITLES[test]
+
+
+def draw_clients(federation: Federation, path: Path) -> None:
+    """Class by client: how many rows of each class every client holds."""
+    from matplotlib.figure import Figure
+
+    counts = federation.class_counts.T  # [classes, clients]
+    classes, clients = counts.shape
+    cell = 0.42 if clients <= 40 else 16 / clients
+    tall = 0.34 if classes <= 40 else 14 / classes
+    figure = Figure(figsize=(3.2 + cell * clients, 1.9 + tall * classes), layout="constrained")
+    axes = figure.add_subplot()
+    shares = counts / counts.sum(0, keepdims=True)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    if clients <= 40 and classes <= 40:
+        for c, k in np.argwhere(counts):
+            shade = "white" if shares[c, k] > 0.55 else "#333333"
+            axes.text(k, c, str(counts[c, k]), ha="center", va="center", fontsize=6.5, color=shade)
+    if classes <= 100:
+        axes.set_yticks(range(classes), federation.pool.classes, fontsize=8 if classes <= 40 else 5)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    if clients <= 40:
+        axes.set_xticks(range(clients))
+    axes.set_xlabel("client")
+    s = federation.settings
+    axes.set_title(
+        f"{federation.pool.name}: rows of each class by client\n{s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}",
+        fontsize=10,
+    )
+    figure.colorbar(image, ax=axes, label="share of the client's rows", fraction=0.05, pad=0.02)
+    _save(figure, path)
+
+
+def draw_tests(federation: Federation, path: Path, client: int | None = None) -> None:
+    """One client's first samples under every test distribution, each with its class (and its corruption)."""
+    from matplotlib.figure import Figure
+
+    k = pick_client(federation) if client is None else client
+    tests = {name: stream for name, streams in federation.tests.items() if (stream := streams[k]) is not None}
+    figure = Figure(figsize=(1.6 + 0.92 * COLUMNS, 0.5 + 1.24 * len(tests)), layout="constrained")
+    grid = figure.subplots(len(tests), COLUMNS, squeeze=False)
+    for cells, (name, stream) in zip(grid, tests.items(), strict=True):
+        shown = stream.take(np.arange(min(COLUMNS, len(stream))))
+        images, captions = federation.images(shown), _caption(federation, shown)
+        cells[0].set_ylabel(
+            f"{title_of(name, federation)}\n({len(stream)})", rotation=0, ha="right", va="center", fontsize=9
+        )
+        for i, cell in enumerate(cells):
+            cell.set(xticks=[], yticks=[], frame_on=False)
+            if i < len(shown):
+                cell.imshow(images[i].squeeze(), cmap="gray", vmin=0, vmax=255)
+                cell.set_xlabel(captions[i], fontsize=6.5, labelpad=1)
+    s = federation.settings
+    figure.suptitle(f"{federation.pool.name}: what client {k} is tested on (severity {s.severity})", fontsize=11)
+    _save(figure, path)
+
+
+def pick_client(federation: Federation) -> int:
+    """The first client that has every test distribution, or else the first."""
+    complete = (k for k, streams in enumerate(zip(*federation.tests.values(), strict=True)) if None not in streams)
+    return next(complete, 0)
+
+
+def _caption(federation: Federation, stream: Stream) -> list[str]:
+    from .data.corrupt import CORRUPTIONS
+
+    names = tuple(CORRUPTIONS)
+    captions = []
+    for source, row, label in zip(stream.source, stream.rows, federation.labels(stream), strict=True):
+        caption = _shorten(federation.pool.classes[label])
+        if source == CORRUPTED:
+            kind = federation.corruptions[np.searchsorted(federation.test_rows, row)]
+            caption += "\n" + names[kind].replace("_", " ").removesuffix(" transform").removesuffix(" compression")
+        captions.append(caption)
+    return captions
+
+
+def _shorten(text: str, limit: int = 14) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=130)
