@@ -2,8 +2,8 @@
 
 usage: python benchmarks/federation.py [--natural npz:PATH]     (needs `fedthe data fetch cifar10`)
 
-Each case is a process of its own: it loads the pool, deals it, makes the manifest, and reads the pixels of all streams of
-all clients. Cold means that no corrupted images are cached. Memory is the process's peak.
+Each case is a process of its own: it loads the pool, deals it, makes the manifest, and reads the pixels of all streams
+of all clients. Cold means that no corrupted images are cached. Memory is the process's peak.
 """
 
 from __future__ import annotations

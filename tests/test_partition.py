@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from conftest import make_pool
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import make_pool
 from fedthe.data import partition as part
 from fedthe.data.partition import partition
 from fedthe.data.shifts import apportion, draw_out_of_client, split_natural
@@ -76,7 +76,7 @@ def test_drawn_counts_equal_a_literal_dealing():
             start = 0
             for j, weight in enumerate(weights):
                 running += weight
-                end = total if j == members - 1 else int(running / whole * total)
+                end = total if j == members - 1 else int(running / whole * total + 0.5)
                 hands[j] += [(c, card) for card in cards[start:end]]
                 start = end
         for j, hand in enumerate(hands):

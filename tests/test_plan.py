@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from conftest import make_pool
 
+from conftest import make_pool
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL

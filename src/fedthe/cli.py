@@ -99,13 +99,15 @@ def list_(as_json: Json = False) -> None:
     """What datasets there are, and which of them are at hand."""
     from .data import DATASETS, find
 
-    rows = {name: {"about": source.about, "here": find(name) is not None} for name, source in DATASETS.items()}
+    # a dataset of the user's own lies where the user says, so there is no telling
+    here = {name: None if source.lies == "path" else find(name) is not None for name, source in DATASETS.items()}
+    rows = {name: {"about": source.about, "here": here[name]} for name, source in DATASETS.items()}
     if as_json:
         print(json.dumps(rows))
         return
     table = _table("dataset", "at hand", "what it is")
     for name, row in rows.items():
-        table.add_row(name, "yes" if row["here"] else "no", str(row["about"]))
+        table.add_row(name, {True: "yes", False: "no", None: "yours"}[here[name]], str(row["about"]))
     _stdout().print(table)
 
 
@@ -210,7 +212,8 @@ def _print_federation(federation: Federation) -> None:
     console, pool, s = _stdout(), federation.pool, federation.settings
     height, width, channels = pool.images.shape[1:]
     console.print(
-        f"[bold]{escape(pool.name)}[/]: {len(pool):,} images of {height}x{width}x{channels}, {len(pool.classes)} classes; "
+        f"[bold]{escape(pool.name)}[/]: {len(pool):,} images of {height}x{width}x{channels}, "
+        f"{len(pool.classes)} classes; "
         f"{s.clients} clients, {s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}\n"
     )
     holds = _table("client", "train", "val", "test", "holds", title="Who holds which classes")
@@ -247,8 +250,7 @@ def _table(*columns: str, title: str | None = None) -> Any:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(*columns, title=title, box=SIMPLE, title_justify="left", title_style="bold")
-    return table
+    return Table(*columns, title=title, box=SIMPLE, title_justify="left", title_style="bold")
 
 
 def _stdout() -> Console:

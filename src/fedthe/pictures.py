@@ -55,7 +55,8 @@ def draw_clients(federation: Federation, path: Path) -> None:
     axes.set_xlabel("client")
     s = federation.settings
     axes.set_title(
-        f"{federation.pool.name}: rows of each class by client\n{s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}",
+        f"{federation.pool.name}: rows of each class by client\n"
+        f"{s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}",
         fontsize=10,
     )
     figure.colorbar(image, ax=axes, label="share of the client's rows", fraction=0.05, pad=0.02)

@@ -1,8 +1,9 @@
 """Stateless draws: a number depends on what it is for, never on what was drawn before it.
 
-Every draw is keyed by a path of names and integers, such as ``key(seed, "corrupt", "fog")``, and by an item (a sample, a
-client, a round). So a result does not depend on batch size, order, thread count or device. The generator is Philox4x32-10
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written once for NumPy arrays and torch tensors.
+Every draw is keyed by a path of names and integers, such as `key(seed, "corrupt", "fog")`, and by an item (a sample, a
+client, a round). So a result does not depend on batch size, order, thread count or device. The generator is
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written once for NumPy arrays and
+torch tensors.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Case:
         return self._draw(rng.normal, what, count)
 
     def _draw(self, draw: Callable[[rng.Key, Tensor, int], Tensor], what: str, count: int) -> Tensor:
-        key, step = rng.key(*self.path, what), max(1, _CACHED // count)
+        key, step = rng.key(*self.path, what), max(1, _fit(self.items.device) // count)
         return torch.cat([draw(key, items, count) for items in torch.split(self.items, step)])
 
 
@@ -78,7 +78,7 @@ def corrupt(
     """
     _check(images, name, severity, items)
     textures = [texture.to(images.device) for texture in (make_frost() if frost is None else frost)]
-    size = max(1, (_GROUPED if name in _BY_STREAK else _CACHED) // max(1, images[:1].numel()))
+    size = max(1, (_GROUPED if name in _BY_STREAK else _fit(images.device)) // max(1, images[:1].numel()))
     work, path = _BY_NAME[name], (seed, "corrupt", name)
     done = torch.empty_like(images, memory_format=torch.contiguous_format)
     for start in range(0, len(images), size):
@@ -123,6 +123,11 @@ def _check(images: Tensor, name: str, severity: int, items: Tensor) -> None:
             f"there must be one int64 item per image, but there are {len(images)} images "
             f"and items {items.dtype} {list(items.shape)}."
         )
+
+
+def _fit(device: torch.device) -> int:
+    """How many values to work on at a time."""
+    return _CACHED if device.type == "cpu" else 16 * _CACHED
 
 
 def _to_bytes(levels: Tensor) -> Tensor:
@@ -223,7 +228,13 @@ def _zoom_blur(x: Tensor, case: Case) -> Tensor:
 
 def _mix_pixels(x: Tensor, mix: Tensor) -> Tensor:
     """Each pixel as a mix of pixels, float [n, h, w, c]; the sparse `mix` [h * w, h * w] holds whole parts of UNIT."""
-    return _from_columns(torch.sparse.mm(mix.to(x.device), _to_columns(x)).div_(UNIT), x.shape)
+    mixed = torch.sparse.mm(mix.to(x.device), _to_columns(x))
+    return _from_columns(_share(mixed), x.shape)
+
+
+def _share(total: Tensor) -> Tensor:
+    """A sum of whole parts over UNIT: by a tensor, since CUDA takes a plain number's rounded inverse instead."""
+    return total.div_(total.new_tensor(UNIT))
 
 
 def _to_columns(x: Tensor) -> Tensor:
@@ -318,11 +329,12 @@ def _make_whole(parts: Any) -> Tensor:
     rest = UNIT - np.asarray(whole.sum(1)).ravel()
     most = np.asarray(whole.argmax(1)).ravel()  # the largest weight takes what rounding left over
     whole = (whole + _scale_rows(_read(most), rest)).tocoo()
+    whole.sum_duplicates()
     whole.eliminate_zeros()
     index = torch.from_numpy(np.stack((whole.row, whole.col)).astype(np.int64))
     data = torch.from_numpy(whole.data.astype(np.float32))
-    mixed: Tensor = torch.sparse_coo_tensor(index, data, whole.shape, check_invariants=False).coalesce()
-    return mixed
+    # scipy has sorted and summed them; to let torch do it again would warn
+    return torch.sparse_coo_tensor(index, data, whole.shape, check_invariants=False, is_coalesced=True)
 
 
 # Streaks, as ImageMagick's motion blur draws them
@@ -354,7 +366,7 @@ def _streak(x: Tensor, draw: Tensor, radius: int, sigma: float, first: int) -> T
             total = torch.full_like(padded[:h, :w], UNIT // 2)
             for weight, (dx, dy) in zip(weights, (trail - start).tolist(), strict=True):
                 total.add_(padded[dy : dy + h, dx : dx + w], alpha=weight)
-            done[some] = _from_columns(total.div_(UNIT).to(torch.uint8), images.shape)
+            done[some] = _from_columns(_share(total).to(torch.uint8), images.shape)
     return done
 
 
@@ -540,9 +552,9 @@ def _affine_places(items: Tensor, path: tuple[int | str, ...], h: int, w: int, j
 
     def places(per_x: Tensor, per_y: Tensor) -> Tensor:
         start = -(per_x * shift[:, 0] + per_y * shift[:, 1])
-        along = (per_x[:, None] * columns * 1024).round().long()
-        from_row = ((per_y[:, None] * rows + start[:, None]) * 1024).round().long()
-        return (along[:, None] + from_row[:, :, None] + 16 >> 5).int()
+        along = (per_x[:, None] * columns * 1024).round().int()
+        from_row = ((per_y[:, None] * rows + start[:, None]) * 1024).round().int()
+        return along[:, None] + from_row[:, :, None] + 16 >> 5
 
     return places(*back[0]), places(*back[1])
 
@@ -681,7 +693,7 @@ def _double(plane: Tensor) -> Tensor:
 
 def _in_cache(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """`work` over the rows of `tensors`, a few at a time."""
-    step = max(1, _CACHED // tensors[0][0].numel())
+    step = max(1, _fit(tensors[0].device) // tensors[0][0].numel())
     return torch.cat([work(*rows) for rows in zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)])
 
 

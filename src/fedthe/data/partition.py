@@ -18,6 +18,7 @@ Partition = Literal["balanced", "unbalanced"]
 
 GROUP = 10  # the paper's code deals rows to ten clients at a time
 REDRAWS = 10_000
+DRAWS = 10_000_000  # numbers drawn for them in all, so that many clients do not mean a long wait for a refusal
 MIN_ROWS = 5  # fewer cannot be split 60/20/20 with a row in each part
 
 
@@ -86,7 +87,8 @@ def _draw_counts(
     totals: np.ndarray, members: int, dirichlet: float, key: rng.Key, *, least: int, capped: bool
 ) -> np.ndarray:
     """How many rows of each class each member gets [classes, members], redrawn until all have at least `least`."""
-    for attempt in range(REDRAWS):
+    attempts = max(1, min(REDRAWS, DRAWS // (len(totals) * members)))
+    for attempt in range(attempts):
         shares = _draw_shares(len(totals), members, dirichlet, key, attempt)
         counts = np.zeros((len(totals), members), dtype=np.int64)
         for c, total in enumerate(totals):
@@ -95,13 +97,14 @@ def _draw_counts(
             share = shares[c] * open_hands
             if share.sum() == 0:
                 break
-            cuts = (np.cumsum(share / share.sum()) * total).astype(np.int64)[:-1]
+            # to the nearest row: rounding down would make a share of nothing, 0.9999..., a row for the last member
+            cuts = np.floor(np.cumsum(share / share.sum())[:-1] * total + 0.5).astype(np.int64)
             counts[c] = np.diff(cuts, prepend=0, append=total)
         else:
             if counts.sum(0).min() >= least:
                 return counts
     raise InputError(
-        f"no Dirichlet({dirichlet}) draw in {REDRAWS:,} gave each of {members} clients at least {least} of "
+        f"no Dirichlet({dirichlet}) draw in {attempts:,} gave each of {members} clients at least {least} of "
         f"{totals.sum():,} rows; raise dirichlet, lower the number of clients, or use the balanced partition."
     )
 

@@ -77,8 +77,8 @@ def locate(spec: str, sources: Mapping[str, Source], home: Path) -> tuple[str, S
 def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural: str | None) -> dict[str, Pool]:
     """The natural shifts by test: the one named `natural`, or with None those at hand.
 
-    Versions of one shift are one test, `natural`, for which the first at hand is taken. Where they belong together, each
-    is a test of its own, such as `imagenet_a`.
+    Versions of one shift are one test, `natural`, for which the first at hand is taken. Where they belong together,
+    each is a test of its own, such as `imagenet_a`.
     """
     known = [*dataset.natural, *source.shifts]
     if natural is not None and natural not in known:
@@ -92,7 +92,7 @@ def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural
             raise InputError(f"{shift} is not at {path}; run `fedthe data fetch {shift}` or put its files there.")
     if source.together and natural is None:
         return {shift.replace("-", "_"): pool for shift, pool in at_hand.items()}
-    return {"natural": pool for pool in list(at_hand.values())[:1]}
+    return {"natural": next(iter(at_hand.values()))} if at_hand else {}
 
 
 def content_digest(source: Source, path: Path) -> str:

@@ -1,0 +1,131 @@
+"""The command as a person meets it: what it prints, what it refuses, what it leaves behind."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedthe import cli
+
+
+@pytest.fixture
+def fedthe(capfd, monkeypatch):
+    """Run the command inside this process: its standard output and error, after its exit code was checked."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*arguments, exits=0):
+        monkeypatch.setattr(sys, "argv", ["fedthe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        said = capfd.readouterr()
+        assert stopped.value.code == exits, said.err
+        return said
+
+    return run
+
+
+def write_npz(path, rows=300, **more):
+    images = np.random.default_rng(0).integers(0, 256, (rows, 16, 16, 3), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(rows) % 3, **more)
+    return path
+
+
+def test_show_writes_pictures_and_a_manifest(fedthe, tmp_path):
+    data = write_npz(tmp_path / "mine.npz")
+    arguments = ("data", "show", f"npz:{data}", "--clients", 4, "--dirichlet", 1, "-o", tmp_path / "out")
+    shown = fedthe(*arguments).out
+    assert "natural: not available, mixture made of three parts" in shown
+    summary = json.loads(fedthe(*arguments, "--json").out)
+    assert np.array(summary["clients"]).sum() == 300
+    assert summary["tests"]["original"] == [15] * 4
+    assert summary["manifest_hash"] in shown
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [client["classes"] for client in manifest["clients"]] == summary["clients"]
+    for name in ("clients.png", "tests.png"):
+        with Image.open(tmp_path / "out" / name) as picture:
+            assert min(picture.size) > 200
+
+
+def test_names_from_a_file_are_text_not_markup(fedthe, tmp_path):
+    names = ["[bold]loud[/bold]", "[red", "plain"]
+    data = write_npz(tmp_path / "mine.npz", classes=np.array(names))
+    shown = fedthe("data", "show", f"npz:{data}", "--clients", 2, "--dirichlet", 9, "-o", tmp_path).out
+    assert "[bold]loud[/bold]" in shown
+    assert "[red" in shown
+
+
+def test_demo_says_who_holds_what_and_what_is_tested(fedthe, tmp_path):
+    shown = fedthe("demo", "-o", tmp_path / "demo").out
+    for words in ("Who holds which classes", "What they are tested on", "unseen-typefaces", "corrupted_ooc", "mixture"):
+        assert words in shown
+    assert {file.name for file in (tmp_path / "demo").iterdir()} == {"clients.png", "tests.png", "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("data", "show", "cifar"), "did you mean cifar10"),
+        (("data", "show", "cifar10"), "fedthe data fetch cifar10"),
+        (("data", "show", "npz:nowhere.npz"), "nowhere.npz"),
+        (("data", "show", "digits", "--severity", 9), "severity must be"),
+        (("data", "show", "digits", "--clients", 1), "at least 2 clients"),
+        (("data", "show", "digits", "--clients", 9999), "use at most"),
+        (("data", "show", "digits", "--partition", "fair"), "balanced or unbalanced"),
+        (("data", "show", "digits", "--natural", "rain"), "rain"),
+        (("data", "show", "digits", "--frost", "nowhere"), "nowhere"),
+        (("data", "fetch", "glyphs"), "comes with the package"),
+        (("data", "verify", "mnits"), "did you mean mnist"),
+        (("data", "show", "digits", "--clients", "x"), "not a valid integer"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(fedthe, arguments, says, tmp_path):
+    out = tmp_path / "out"
+    more = ("-o", out) if "show" in arguments else ()
+    said = fedthe(*arguments, *more, exits=2)
+    assert says in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+    assert not out.exists()
+
+
+def test_verify_of_a_damaged_dataset_exits_with_2(fedthe, home):
+    folder = home / "data" / "mnist"
+    folder.mkdir(parents=True)
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
+        (folder / name).write_bytes(b"not an idx file")
+    assert str(folder) in fedthe("data", "verify", "mnist", exits=2).out
+
+
+def test_list_tells_what_is_at_hand(fedthe):
+    listed = json.loads(fedthe("data", "list", "--json").out)
+    assert listed["glyphs"]["here"] is True
+    assert listed["cifar10"]["here"] is False
+    assert listed["npz"]["here"] is None
+    assert "imagenet32" in fedthe("data", "list").out
+
+
+def test_help_and_version_need_neither_torch_nor_numpy():
+    code = """
+import sys
+import fedthe.cli
+assert not {"torch", "numpy", "matplotlib", "PIL", "scipy", "sklearn"} & set(sys.modules), "heavy import at start"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_public_names_are_there_and_others_are_not():
+    import fedthe
+
+    for name in fedthe.__all__:
+        assert getattr(fedthe, name) is not None
+        assert name in dir(fedthe)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = fedthe.nonsense
+
+
+def test_the_command_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "fedthe", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fedthe ")
