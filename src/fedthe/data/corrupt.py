@@ -12,6 +12,7 @@ A sample's result is its own, whatever its neighbours, the batch size, the order
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -333,8 +334,9 @@ def _make_whole(parts: Any) -> Tensor:
     whole.eliminate_zeros()
     index = torch.from_numpy(np.stack((whole.row, whole.col)).astype(np.int64))
     data = torch.from_numpy(whole.data.astype(np.float32))
-    # scipy has sorted and summed them; to let torch do it again would warn
-    return torch.sparse_coo_tensor(index, data, whole.shape, check_invariants=False, is_coalesced=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.11 warns that it checks nothing, even if told not to
+        return torch.sparse_coo_tensor(index, data, whole.shape, check_invariants=False, is_coalesced=True)
 
 
 # Streaks, as ImageMagick's motion blur draws them
@@ -639,7 +641,7 @@ def _jpeg_compression(x: Tensor, case: Case) -> Tensor:
     quality = case.pick((80, 65, 58, 50, 40))
     _, h, w, c = x.shape
     code = _code_together if c == 3 and h % 16 == w % 16 == 0 else _code_apart
-    return code(x.cpu(), quality).to(x.device)
+    return _in_cache(lambda part: code(part, quality), x.cpu()).to(x.device)  # a JPEG has at most 65,500 rows
 
 
 def _code_apart(x: Tensor, quality: int) -> Tensor:

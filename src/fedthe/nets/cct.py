@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedthe.tree import Tree
-
+from ..tree import Tree
 from .net import Net, Start, norm
 
 DIM, HEADS, LAYERS = 128, 2, 4

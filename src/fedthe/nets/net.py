@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedthe import rng
-from fedthe.errors import InputError
-from fedthe.tree import Tree, unflatten
+from .. import rng
+from ..errors import InputError
+from ..tree import Tree, unflatten
 
 
 @dataclass(frozen=True)

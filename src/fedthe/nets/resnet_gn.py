@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedthe.errors import InputError
-from fedthe.tree import Tree
-
+from ..errors import InputError
+from ..tree import Tree
 from .net import Net, Start, norm
 
 
