@@ -36,6 +36,7 @@ print(json.dumps({
     "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     "samples": samples,
     "tests": list(federation.tests),
+    "natural": [shift.name for shift in dataset.natural.values()],
     "manifest": manifest,
 }))
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +42,8 @@ def cifar10_home() -> Path:
 
 def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None, size: int = 8) -> Pool:
     """A pool of noise images, for tests that look only at labels and rows."""
-    images = np.random.default_rng(0).integers(0, 256, (len(labels), size, size, 3), dtype=np.uint8)
+    seed = zlib.crc32(name.encode())  # two pools share no image
+    images = np.random.default_rng(seed).integers(0, 256, (len(labels), size, size, 3), dtype=np.uint8)
     return Pool(name, images, labels, tuple(f"class {c}" for c in range(classes or int(labels.max()) + 1)))
 
 

@@ -7,7 +7,8 @@ from io import BytesIO
 
 import cv2
 import numpy as np
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 from scipy.ndimage import map_coordinates, zoom
 from scipy.stats import poisson
 from skimage.color import hsv2rgb, rgb2hsv
@@ -272,3 +273,302 @@ CORRUPT = {
     "pixelate": pixelate,
     "jpeg_compression": compress,
 }
+
+
+# FedTHE: Algorithm 2 of the paper, one sample at a time, by autograd and torch.optim.Adam in float64
+
+
+def head_ensemble_stream(
+    features,
+    global_logits,
+    local_logits,
+    global_descriptor,
+    local_descriptor,
+    alpha=0.1,
+    beta=0.1,
+    steps=20,
+    lr=0.1,
+    weighting="slw",
+    history=None,
+):
+    """The answers [n, classes], the weights e [n] and the last history [d] of a stream."""
+    tensors = (features, global_logits, local_logits, global_descriptor, local_descriptor)
+    features, global_logits, local_logits, h_g, h_l = (t.double() for t in tensors)
+    answers, weights = [], []
+    for h, y_g, y_l in zip(features, global_logits, local_logits, strict=True):
+        if history is None:
+            history = h
+        h_prime = beta * h + (1 - beta) * history
+        p_g, p_l = torch.softmax(y_g, 0), torch.softmax(y_l, 0)
+        lam = {"slw": (p_g @ p_l) / (p_g.norm() * p_l.norm()), "fa": 0.0, "em": 1.0, "half": 0.5}[weighting]
+        scalars = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.Adam([scalars], lr=lr, betas=(0.9, 0.999), eps=1e-8)
+        for _ in range(steps):
+            e = torch.softmax(scalars, 0)[0]
+            p = torch.softmax(e * y_g + (1 - e) * y_l, 0)
+            entropy = -(p * torch.log(p)).sum()
+            alignment = e * (h_prime - h_g).norm() + (1 - e) * (h_prime - h_l).norm()
+            optimizer.zero_grad()
+            (lam * entropy + (1 - lam) * alignment).backward()
+            optimizer.step()
+        e = torch.softmax(scalars.detach(), 0)[0]
+        history = alpha * h + (1 - alpha) * history
+        weights.append(e)
+        answers.append(e * y_g + (1 - e) * y_l)
+    return torch.stack(answers), torch.stack(weights), history
+
+
+# Test-time methods, one sample at a time. Networks come in as functions `logits(params, x)` of flat dicts of tensors.
+
+
+def t3a_stream(features: np.ndarray, head: np.ndarray, m: int) -> list[np.ndarray]:
+    """Iwasawa and Matsuo's Algorithm 1 with lists; features [n, d], head [classes, d]."""
+
+    def doubt(h: np.ndarray) -> float:
+        z = head @ h
+        p = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        return -sum(float(q * np.log(q)) for q in p if q > 0)
+
+    supports = [[(doubt(row), row / np.linalg.norm(row))] for row in head]
+    answers = []
+    for h in features:
+        c = int(np.argmax(head @ h))
+        supports[c].append((doubt(h), h / max(np.linalg.norm(h), 1e-12)))
+        supports[c] = sorted(supports[c], key=lambda support: support[0])[:m]  # a stable sort
+        sums = [sum(h for _, h in held) for held in supports]
+        answers.append(np.array([h @ total / max(np.linalg.norm(total), 1e-12) for total in sums]))
+    return answers
+
+
+def knn_probabilities(h, store, labels, classes: int, k: int, scale: float) -> np.ndarray:
+    """h [d], store [rows, d]: only real rows."""
+    near = sorted((float(np.sqrt(((h - other) ** 2).sum())), row) for row, other in enumerate(store))[:k]
+    p = np.zeros(classes)
+    for distance, row in near:
+        p[labels[row]] += np.exp(-(distance - near[0][0]) / scale)  # a common factor: far neighbours still count
+    return p / p.sum()
+
+
+def knn_lambda(near: list[np.ndarray], model: list[np.ndarray], labels: Sequence[int], grid: float) -> float:
+    best, chosen = -1, 0.0
+    for step in range(round(1 / grid) + 1):
+        lam = step / round(1 / grid)
+        right = 0
+        for p, q, y in zip(near, model, labels, strict=True):
+            right += int(np.argmax(lam * p + (1 - lam) * q)) == y
+        if right > best:  # not >=: of equally good ones the smallest
+            best, chosen = right, lam
+    return chosen
+
+
+def marginal_entropy_of(logits: torch.Tensor) -> torch.Tensor:
+    """logits [views, classes]"""
+    mean = sum(one.softmax(0) for one in logits) / len(logits)
+    return -(mean * mean.log()).sum()
+
+
+def memo_answer(logits, params: dict, x, views, lr: float, tuned_names=None) -> tuple[torch.Tensor, dict]:
+    """One SGD step for each row of views [steps, views, c, h, w], on all parameters or the named ones."""
+    tuned = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+    chosen = [leaf for name, leaf in tuned.items() if tuned_names is None or name in tuned_names]
+    optimizer = torch.optim.SGD(chosen, lr)
+    for seen in views:
+        optimizer.zero_grad()
+        marginal_entropy_of(logits(tuned, seen)).backward()
+        optimizer.step()
+    tuned = {name: leaf.detach() for name, leaf in tuned.items()}
+    return logits(tuned, x), tuned
+
+
+def ttt_stream(rotation_logits, logits, params: dict, x, lr: float, steps: int) -> tuple[torch.Tensor, dict]:
+    """All parameters that rotation_logits depends on are trained on every sample in turn, and stay so."""
+    params = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+    optimizer = torch.optim.SGD(params.values(), lr)
+    answers = []
+    for one in x:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            turned, image = [], one
+            for _ in range(4):
+                turned.append(image)
+                image = image.flip(-1).transpose(-1, -2)  # a quarter to the left
+            total = sum(-rotation_logits(params, t[None])[0].log_softmax(0)[way] for way, t in enumerate(turned))
+            (total / 4).backward()
+            optimizer.step()
+        with torch.no_grad():
+            answers.append(logits(params, one[None]))
+    return torch.cat(answers), {name: leaf.detach() for name, leaf in params.items()}
+
+
+def tsa_weight(of_global: torch.Tensor, of_personal: torch.Tensor, steps: int, lr: float) -> float:
+    """Both heads' logits [2, classes] on two views; two free scores, softmax, Adam on the negative similarity."""
+    scores = torch.ones(2, dtype=of_global.dtype, requires_grad=True)
+    optimizer = torch.optim.Adam([scores], lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        weight = scores.softmax(0)
+        p, q = (weight[0] * of_global + weight[1] * of_personal).softmax(1)
+        (-(p @ q) / (p.norm() * q.norm())).backward()
+        optimizer.step()
+    return float(scores.detach().softmax(0)[0])
+
+
+# Training of the personalized methods, on a model that can be written out: a body [d, pixels] and a head [classes, d],
+# logits tanh(x body') head'. `batches` is a list of (x, y), in the order of training.
+
+
+def tiny_logits(body, head, x):
+    return torch.tanh(x.flatten(1).double() @ body.T) @ head.T
+
+
+def mean_nll(logits, y):
+    rows = [torch.log(torch.exp(row).sum()) - row[int(label)] for row, label in zip(logits, y, strict=True)]
+    return sum(rows) / len(rows)
+
+
+def descend(params, loss, batches, lr, weight_decay=0.0):
+    """Plain SGD over a list of tensors; loss(params, x, y)."""
+    params = [p.clone().requires_grad_() for p in params]
+    for x, y in batches:
+        gradients = torch.autograd.grad(loss(params, x, y), params)
+        params = [
+            (p - lr * (g + weight_decay * p)).detach().requires_grad_() for p, g in zip(params, gradients, strict=True)
+        ]
+    return [p.detach() for p in params]
+
+
+def fine_tune(body, head, batches, lr, weight_decay, log_counts=0.0):
+    return descend(
+        [body, head], lambda p, x, y: mean_nll(tiny_logits(p[0], p[1], x) + log_counts, y), batches, lr, weight_decay
+    )
+
+
+def gma_step(shared, uploads, threshold):
+    """One leaf, number by number: shared [...], uploads a list of [...]."""
+    out = np.zeros(shared.shape)
+    for at in np.ndindex(*shared.shape):
+        moves = [float(upload[at]) - float(shared[at]) for upload in uploads]
+        up, down = sum(move > 0 for move in moves), sum(move < 0 for move in moves)
+        agreement = abs(up - down) / len(moves)
+        mask = 1.0 if agreement >= threshold else agreement
+        out[at] = float(shared[at]) + mask * sum(moves) / len(moves)
+    return out
+
+
+def apfl_mixture(alpha, v, w):
+    return [alpha * mine + (1 - alpha) * theirs for mine, theirs in zip(v, w, strict=True)]
+
+
+def apfl_slope(alpha, v, w, x, y):
+    """<v - w, gradient of the mean loss at the mixture>"""
+    mixture = [p.detach().requires_grad_() for p in apfl_mixture(alpha, v, w)]
+    gradients = torch.autograd.grad(mean_nll(tiny_logits(*mixture, x), y), mixture)
+    return float(sum(((a - b) * g).sum() for a, b, g in zip(v, w, gradients, strict=True)))
+
+
+def apfl_slope_by_difference(alpha, v, w, x, y, width=1e-5):
+    ends = [float(mean_nll(tiny_logits(*apfl_mixture(a, v, w), x), y)) for a in (alpha - width, alpha + width)]
+    return (ends[1] - ends[0]) / (2 * width)
+
+
+def apfl_round(alpha, v, w, x, y, batches, lr, weight_decay):
+    """alpha by one clipped step on all rows x, y; then v by steps at the mixture."""
+    alpha = min(1.0, max(0.0, alpha - lr * apfl_slope(alpha, v, w, x, y)))
+    v = descend(v, lambda p, x, y: mean_nll(tiny_logits(*apfl_mixture(alpha, p, w), x), y), batches, lr, weight_decay)
+    return alpha, v
+
+
+def ditto_round(v, w, batches, lr, lam):
+    """The pull written as its gradient, lam * (v - w)."""
+    for x, y in batches:
+        v = [p.detach().requires_grad_() for p in v]
+        gradients = torch.autograd.grad(mean_nll(tiny_logits(*v, x), y), v)
+        v = [p.detach() - lr * (g + lam * (p.detach() - a)) for p, g, a in zip(v, gradients, w, strict=True)]
+    return v
+
+
+def fedrep_round(body, head, head_batches, body_batches, lr, weight_decay):
+    """The head on the frozen body, and then the body under that head."""
+    (head,) = descend([head], lambda p, x, y: mean_nll(tiny_logits(body, p[0], x), y), head_batches, lr, weight_decay)
+    (body,) = descend([body], lambda p, x, y: mean_nll(tiny_logits(p[0], head, x), y), body_batches, lr, weight_decay)
+    return head, body
+
+
+def fedrod_personal(body, head, personal, batches, lr, weight_decay):
+    """Two linear heads on the same features add up to one whose weights are the sum."""
+    return descend(
+        [personal], lambda p, x, y: mean_nll(tiny_logits(body, head + p[0], x), y), batches, lr, weight_decay
+    )[0]
+
+
+def tilted_mean(losses, tilt):
+    return float(np.log(np.mean([np.exp(tilt * float(loss)) for loss in losses])) / tilt)
+
+
+def maml_gradient(params, inner, outer, inner_lr, first_order):
+    """Of the outer loss after the inner step: (I - inner_lr * Hessian of the inner loss) times the gradient there."""
+    params = [p.detach().requires_grad_() for p in params]
+    slopes = torch.autograd.grad(mean_nll(tiny_logits(*params, inner[0]), inner[1]), params, create_graph=True)
+    ahead = [(p - inner_lr * g).detach().requires_grad_() for p, g in zip(params, slopes, strict=True)]
+    there = torch.autograd.grad(mean_nll(tiny_logits(*ahead, outer[0]), outer[1]), ahead)
+    if first_order:
+        return list(there)
+    bent = torch.autograd.grad(sum((s * g).sum() for s, g in zip(slopes, there, strict=True)), params)
+    return [g - inner_lr * b for g, b in zip(there, bent, strict=True)]
+
+
+def per_fedavg_local(params, batches, lr, weight_decay, inner_lr, first_order):
+    """Rows 0, 2, 4, ... of a batch for the inner step, the others for the outer loss; a single row for both."""
+    for x, y in batches:
+        inner, outer = (x[::2], y[::2]), ((x[1::2], y[1::2]) if len(y) > 1 else (x, y))
+        gradients = maml_gradient(params, inner, outer, inner_lr, first_order)
+        params = [p - lr * (g + weight_decay * p) for p, g in zip(params, gradients, strict=True)]
+    return params
+
+
+# Views: one view of one image, uint8 [h, w, c], by Pillow, in the order of MEMO's code
+
+
+def augmix_one(image: np.ndarray, key_path: tuple[int | str, ...], item: int, view: int) -> np.ndarray:
+    """float64 [h, w, c] in [-1, 1]"""
+    drawn = rng.words(rng.key(*key_path, "augmix"), np.array([item], dtype=np.int64), 16 * (view + 1))[0]
+    words = [int(word) for word in drawn[16 * view :]]
+    uniform = [((word >> 9) + 0.5) / 2**23 for word in words]
+    h, w, _ = image.shape
+
+    down, rest = divmod(words[0] * 9, 2**32)
+    right, rest = divmod(rest * 9, 2**32)
+    start = ImageOps.expand(Image.fromarray(image.squeeze()), 4, 0).crop((right, down, right + w, down + h))
+    if rest * 2 >= 2**32:
+        start = ImageOps.mirror(start)
+
+    cuts = sorted(uniform[2:4])
+    weights = np.diff([0.0, *cuts, 1.0])
+    mix = np.zeros((h, w, image.shape[2]))
+    for chain in range(3):
+        picture = start.copy()
+        for step in range(1 + words[4 + chain] * 3 // 2**32):
+            op, rest = divmod(words[7 + 3 * chain + step] * 9, 2**32)
+            sign, rest = divmod(rest * 2, 2**32)
+            level = 0.1 + 0.9 * ((rest >> 9) + 0.5) / 2**23
+            picture = AUGMENT[op](picture, level, -1 if sign else 1)
+        mix += weights[chain] * np.asarray(picture).reshape(mix.shape)
+    keep = uniform[1]
+    return (keep * np.asarray(start).reshape(mix.shape) + (1 - keep) * mix) / 127.5 - 1
+
+
+def transform(picture: Image.Image, *matrix: float) -> Image.Image:
+    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+
+
+AUGMENT = [
+    lambda picture, level, sign: ImageOps.autocontrast(picture),
+    lambda picture, level, sign: ImageOps.equalize(picture),
+    lambda picture, level, sign: picture.rotate(sign * int(level * 30 / 10), Image.Resampling.BILINEAR),
+    lambda picture, level, sign: ImageOps.solarize(picture, 256 - int(level * 256 / 10)),
+    lambda picture, level, sign: transform(picture, 1, sign * level * 0.3 / 10, 0, 0, 1, 0),
+    lambda picture, level, sign: transform(picture, 1, 0, 0, sign * level * 0.3 / 10, 1, 0),
+    lambda picture, level, sign: transform(picture, 1, 0, sign * int(level * (picture.width / 3) / 10), 0, 1, 0),
+    lambda picture, level, sign: transform(picture, 1, 0, 0, 0, 1, sign * int(level * (picture.height / 3) / 10)),
+    lambda picture, level, sign: ImageOps.posterize(picture, 4 - int(level * 4 / 10)),
+]

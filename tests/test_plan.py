@@ -4,11 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import make_pool
 from fedthe.data import load_dataset
+from fedthe.data.corrupt import CORRUPTIONS
 from fedthe.data.plan import Settings, build
-from fedthe.data.pool import Dataset
+from fedthe.data.pool import Dataset, Pool
 from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL
 from fedthe.errors import InputError
 
@@ -16,17 +18,17 @@ TESTS = ["original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc"]
 
 # The rows of these federations may never change: every published number rests on them. Hashes of whole manifests.
 GOLDEN = {
-    ("balanced", 20, 0.1, 0): "e79c42622e688b11c93e97e620d5d0c6a43b44ed8b07c43edc4906fc660d371f",
-    ("balanced", 20, 0.1, 1): "f13263654c075fdab7559c55b844a3934d020374ca928b1a30d137fedcbee494",
-    ("balanced", 13, 1.0, 0): "1ab9d9ba9a2bcbe73b800beace9f256950a96782e5457fb56af94859887ef3e6",
-    ("unbalanced", 10, 0.3, 0): "1ad04eb8104a48e4bd7fac8251867c25ff5f49b0c0a2c710cedea66429a4da25",
+    ("balanced", 20, 0.1, 0): "e42fc2c4d9ae761febd07c0545af045087c72bfaa8d06a34d3fe7812cde81767",
+    ("balanced", 20, 0.1, 1): "7a436eeeab28d34e2020c7d7b5b5e5ddfc906cdb22cd4ec9856efe82b237bb1e",
+    ("balanced", 13, 1.0, 0): "f83d97404fe0b638ef717fb99e844029685a13b381825a030afef1c22cbc7b3d",
+    ("unbalanced", 10, 0.3, 0): "096db6dfc37999214e0ecce268d173c4efe2f70e90776de7c07d958d58e18e3f",
 }
-
+# 20 clients, Dir(0.1), seeds 0 to 2, without a natural shift
 GOLDEN_CIFAR10 = [
-    "c51ea9ee324cd1ae",
-    "b0395bc5af399457",
-    "e73b1cb039ebb8f9",
-]  # 20 clients, Dir(0.1), seeds 0 to 2, without a natural shift
+    "f571d4551e6c942a",
+    "17b767e0310274ac",
+    "ff8b665663867c78",
+]
 
 
 @pytest.mark.parametrize("setting", GOLDEN)
@@ -169,3 +171,68 @@ def test_several_natural_shifts_are_several_tests():
 def test_bad_settings_are_refused(change, says):
     with pytest.raises(InputError, match=says):
         Settings(**change)
+
+
+def test_settings_go_by_value():
+    assert Settings(dirichlet=1, seed=np.int64(3)) == Settings(dirichlet=1.0, seed=3)
+    for change in ({"seed": 1.5}, {"clients": 10.0}, {"severity": "5"}):
+        with pytest.raises(InputError, match="must be a whole number"):
+            Settings(**change)
+
+
+def test_the_content_hash_tells_other_pixels_apart_and_the_manifest_hash_other_shapes(dataset):
+    base = build(dataset, Settings(clients=10))
+    inverted = Pool("made", 255 - dataset.pool.images, dataset.pool.labels, dataset.pool.classes)
+    other = build(Dataset(inverted, dataset.natural), Settings(clients=10))
+    assert other.manifest_hash == base.manifest_hash
+    assert other.content_hash != base.content_hash
+    larger = Pool("made", dataset.pool.images.repeat(2, 1).repeat(2, 2), dataset.pool.labels, dataset.pool.classes)
+    assert (
+        build(Dataset(larger), Settings(clients=10)).manifest_hash
+        != build(Dataset(dataset.pool), Settings(clients=10)).manifest_hash
+    )
+
+
+def test_images_of_a_shift_that_are_in_the_pool_are_left_out_and_it_is_said(dataset):
+    shift = dataset.natural["natural"]
+    images = shift.images.copy()
+    images[:50] = dataset.pool.images[100:150]
+    leaky = Dataset(dataset.pool, {"natural": Pool("leaky", images, shift.labels, shift.classes)})
+    federation = build(leaky, Settings(clients=10))
+    dealt = np.concatenate([stream.rows for stream in federation.tests["natural"] if stream is not None])
+    assert dealt.min() >= 50
+    assert "natural (leaky): 50 images are in made too and left out" in federation.notes
+    itself = build(Dataset(dataset.pool, {"natural": dataset.pool}), Settings(clients=10))
+    assert itself.tests["natural"] == (None,) * 10
+
+
+def test_a_short_ooc_is_said():
+    labels = np.arange(400) % 10
+    federation = build(Dataset(make_pool(labels)), Settings(2, 0.05, 3, "unbalanced"))
+    own, other = (np.array([len(stream) for stream in federation.tests[name]]) for name in ("original", "ooc"))
+    assert (other < own).any()
+    assert any(note.startswith("ooc: shorter") for note in federation.notes)
+
+
+@pytest.mark.parametrize("change", ["pixels", "seed", "severity", "frost"])
+def test_the_cache_of_corrupted_images_is_keyed_by_all_they_depend_on(dataset, home, tmp_path, change):
+    base = build(dataset, Settings(clients=10))
+    before = base.corrupted
+    changed, settings = dataset, Settings(clients=10)
+    if change == "pixels":
+        pool = dataset.pool
+        changed = Dataset(Pool(pool.name, 255 - pool.images, pool.labels, pool.classes), dataset.natural)
+    elif change == "frost":
+        for i in range(2):
+            Image.fromarray(np.full((300, 300, 3), 40 * i, dtype=np.uint8)).save(tmp_path / f"frost{i}.png")
+        settings = Settings(clients=10, frost=str(tmp_path))
+    else:
+        settings = Settings(clients=10, **{change: 1})
+    after = build(changed, settings)
+    assert len(list((home / "cache").iterdir())) == 1
+    _ = after.corrupted
+    assert len(list((home / "cache").iterdir())) == 2
+    if change == "frost":
+        frosted = base.corruptions == CORRUPTIONS.index("frost")
+        differs = (before != after.corrupted).any(axis=(1, 2, 3))
+        assert (differs == frosted).all()

@@ -61,11 +61,16 @@ def test_distributions():
     assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.01
 
 
-def test_the_largest_and_smallest_uniform_are_inside_and_their_normals_finite():
-    edges = torch.tensor([0, 2**32 - 1]) >> 9
-    u = (edges.float() + 0.5) * 2.0**-23
-    assert 0 < u[0] < u[1] < 1
-    assert torch.isfinite((2 * u - 1).erfinv()).all()
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_the_largest_and_smallest_words_give_uniforms_inside_and_finite_normals(word, monkeypatch):
+    monkeypatch.setattr(rng, "words", lambda key, items, count: 0 * items[:, None] + word)
+    for items in (np.zeros(1, dtype=np.int64), torch.zeros(1, dtype=torch.int64)):
+        assert 0 < rng.uniform((0, 0), items, 1).item() < 1
+        assert np.isfinite(rng.normal((0, 0), items, 1).item())
+
+
+def test_keys_go_by_value_not_by_the_type_of_integer():
+    assert rng.key(3, "a") == rng.key(np.int64(3), "a") == rng.key(np.uint8(3), "a")
 
 
 @given(st.integers(0, 300), st.integers(0, 1000))

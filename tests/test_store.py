@@ -1,5 +1,7 @@
 """Files are whole or not there."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -81,3 +83,27 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot write below"), store.whole_file(tmp_path / "file" / "x"):
         pass
+
+
+def test_a_folder_whose_replacement_fails_stays(tmp_path, monkeypatch):
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").touch()
+    real = os.replace
+
+    def fail_on_the_second(source, target):
+        if str(source).endswith(".part"):
+            raise OSError("disk full")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_on_the_second)
+    with pytest.raises(OSError, match="disk full"), store.whole_folder(path) as part:
+        (part / "new").touch()
+    assert [p.name for p in path.iterdir()] == ["old"]
+
+
+def test_a_cache_that_cannot_be_written_costs_a_warning_and_nothing_else(home):
+    home.mkdir()
+    (home / "cache").touch()
+    with pytest.warns(UserWarning, match="nothing is cached"):
+        assert store.cached("kind", "key", lambda: {"a": np.arange(3)})["a"].tolist() == [0, 1, 2]

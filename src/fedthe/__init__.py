@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .data.plan import Federation, Settings, build
     from .data.pool import Dataset, Pool
     from .errors import InputError
+    from .experiment import Results, run
+    from .methods import METHODS
+    from .methods.head_ensemble import head_ensemble
     from .nets import NETS
 
 __version__ = "0.1.0"
@@ -27,18 +30,26 @@ _HOMES = {
     "Pool": ".data.pool",
     "InputError": ".errors",
     "NETS": ".nets",
+    "METHODS": ".methods",
+    "head_ensemble": ".methods.head_ensemble",
+    "run": ".experiment",
+    "Results": ".experiment",
 }
 
 __all__ = [
     "DATASETS",
+    "METHODS",
     "NETS",
     "Dataset",
     "Federation",
     "InputError",
     "Pool",
+    "Results",
     "Settings",
     "build",
+    "head_ensemble",
     "load_dataset",
+    "run",
 ]
 
 

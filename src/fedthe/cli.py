@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -18,8 +20,11 @@ from .errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
+    from .config import Config
     from .data.plan import Federation
+    from .experiment import Results
 
 app = typer.Typer(
     name="fedthe",
@@ -31,6 +36,19 @@ app = typer.Typer(
 data = typer.Typer(help="Datasets: list, fetch, verify, and show how they become a benchmark.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
+# Small enough for two minutes on two cores, large enough to show what the paper shows.
+DEMO = {
+    "name": "demo",
+    "dataset": "glyphs",
+    "clients": 10,
+    "dirichlet": 0.1,
+    "rounds": 12,
+    "local_epochs": 1,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "samples": 50,
+}
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Name = Annotated[str, typer.Argument(help="A dataset of `fedthe data list`.")]
 
@@ -40,14 +58,16 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        print(f"fedthe: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("fedthe: stopped; nothing half-written was kept.", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has left
-        sys.stderr.close()
-        sys.exit(0)
+        _refuse(str(error))
+    except OSError as error:  # a disk that is full, a folder that may not be read
+        _refuse(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
+    except MemoryError:
+        _refuse("there is not enough memory for this; use fewer or smaller images.")
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"fedthe: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _say_version(asked: bool) -> None:
@@ -69,7 +89,7 @@ def _root(
     ] = None,
 ) -> None:
     if home:
-        os.environ["FEDTHE_HOME"] = str(home)
+        os.environ["FEDTHE_HOME"] = str(home)  # everything below asks store.home()
 
 
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder for pictures and the manifest.")]
@@ -82,16 +102,109 @@ Seed = Annotated[int, typer.Option(help="Decides every draw.")]
 
 @app.command()
 def demo(
-    clients: Clients = 10,
-    dirichlet: Dirichlet = 0.1,
-    seed: Seed = 0,
-    out: Out = Path("demo"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the run.")] = Path("demo"),
     as_json: Json = False,
 ) -> None:
-    """Build the benchmark on embedded data: who holds what, and what each client is tested on."""
-    from .data.plan import Settings
+    """Train and deploy FedAvg, FedAvg+FT, FedTHE and FedTHE+ on embedded data: what shifts do to each of them."""
+    from .config import make_config
+    from .data import load_dataset
+    from .data.plan import build
+    from .pictures import draw_clients, draw_tests
 
-    _show("glyphs", None, None, Settings(clients=clients, dirichlet=dirichlet, seed=seed), out, as_json)
+    config = make_config(DEMO | {"out": str(out)})
+    results = _run_with_progress(config)
+    federation = build(load_dataset(config.dataset), config.settings(config.seeds[0]))
+    draw_clients(federation, out / "clients.png")
+    draw_tests(federation, out / "tests.png")
+    _print_results(results, as_json)
+    if not as_json:
+        _stdout().print(
+            "FedAvg+FT is at home on its own client's data (original) and lost on other clients' (ooc); FedAvg is the\n"
+            "reverse. FedTHE weighs the two for every single sample, without a label."
+        )
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/quick.toml.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that change the file's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment, or go on with one that was stopped."""
+    from .config import read_config
+
+    _print_results(_run_with_progress(read_config(config, words or ())), as_json)
+
+
+def _run_with_progress(config: Config) -> Results:
+    from .experiment import run
+
+    try:
+        with _bars():
+            return run(config)
+    except KeyboardInterrupt:
+        print("fedthe: stopped; the same command goes on where it was.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _bars() -> Iterator[None]:
+    """A bar on standard error for everything that takes long within the block."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .progress import listening
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    remark = TextColumn("{task.fields[remark]}", markup=False)
+    with Progress(*columns, remark, console=_stderr()) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def listen(what: str, done: int, total: int, remark: str) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, remark="")
+            bars.update(tasks[what], completed=done, total=total, remark=remark)
+
+        with listening(listen):
+            yield
+
+
+def _print_results(results: Results, as_json: bool) -> None:
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "results": results.table(),
+                    "worst_client": results.worst(),
+                    "costs": results.costs,
+                    "failures": results.failures,
+                    "trainings": results.trainings,
+                    "notes": list(results.notes),
+                    "folder": str(results.folder),
+                    "seconds": results.seconds,
+                }
+            )
+        )
+        return
+    from rich.markup import escape
+
+    console, table = _stdout(), results.table()
+    shown = _table("method", *results.tests, "average", "ms", "passes", title="Percent right, mean over clients")
+    for method, row in table.items():
+        cost = results.costs[method]
+        speeds = [each.ms_per_sample for each in results.rows if each.method == method]
+        cells = [f"{row[test]:.1f}" if test in row else "-" for test in results.tests]
+        average = f"{sum(row.values()) / len(row):.1f}"
+        passes = f"{cost['forward']}+{cost['backward']}"
+        shown.add_row(method, *cells, average, f"{sum(speeds) / len(speeds):.2f}", passes)
+    console.print(shown)
+    for note in results.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
+    for who, why in results.failures.items():
+        console.print(f"failed: {escape(who)}: {escape(why)}", soft_wrap=True)
+    console.print("ms and passes (forward+backward) are per sample. ", end="")
+    console.print(f"{results.seconds:.0f} s; details are in {results.folder}\n", soft_wrap=True)
 
 
 @data.command("list")
@@ -122,7 +235,7 @@ def fetch(
 
     from .data.fetch import fetch
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=_stderr()) as progress:
         task = progress.add_task(f"fetching {name}", total=None)
         path = fetch(
@@ -136,7 +249,7 @@ def verify(name: Name, as_json: Json = False) -> None:
     """Read a dataset whole and compare its content with what is published."""
     from .data import verify
 
-    with _stderr().status(f"reading {name}"):
+    with _bars():
         report = verify(name)
     print(json.dumps(report.__dict__) if as_json else f"{name}: {report.sentence}")
     if not report.ok:
@@ -157,7 +270,7 @@ def show(
     ] = None,
     size: Annotated[int | None, typer.Option(help="Side in pixels, for images that come in other sizes.")] = None,
     frost: Annotated[str | None, typer.Option(help="A folder with the original frost photographs.")] = None,
-    out: Out = Path("demo"),
+    out: Out = Path("federation"),
     as_json: Json = False,
 ) -> None:
     """Turn a dataset into clients and test distributions, and draw both."""
@@ -171,15 +284,14 @@ def _show(spec: str, natural: str | None, size: int | None, settings: Any, out: 
     from . import pictures
     from .data import load_dataset
     from .data.plan import build
-    from .store import write_json
+    from .store import make_folder, write_json
 
-    with _stderr().status(f"loading {spec}") as status:
+    with _bars():
         dataset = load_dataset(spec, natural=natural, size=size)
-        status.update("dealing rows to clients")
         federation = build(dataset, settings)
-        status.update("corrupting the test images")
+        _ = federation.manifest  # reads the frost folder
+        make_folder(out)  # what cannot be written is refused before the long part
         _ = federation.corrupted
-        status.update("drawing")
         pictures.draw_clients(federation, out / "clients.png")
         pictures.draw_tests(federation, out / "tests.png")
         write_json(out / "manifest.json", federation.manifest)
@@ -188,7 +300,7 @@ def _show(spec: str, natural: str | None, size: int | None, settings: Any, out: 
         print(json.dumps(_summarize(federation) | {"files": files}))
     else:
         _print_federation(federation)
-        _stdout().print(f"\npictures and manifest: {', '.join(files)}", soft_wrap=True)
+        _stdout().print(f"\npictures and manifest: {', '.join(files)}", soft_wrap=True, markup=False)
 
 
 def _summarize(federation: Federation) -> dict[str, Any]:
@@ -198,7 +310,7 @@ def _summarize(federation: Federation) -> dict[str, Any]:
         "classes": list(federation.pool.classes),
         "clients": federation.class_counts.tolist(),
         "tests": {
-            name: [0 if stream is None else len(stream) for stream in streams]
+            name: [None if stream is None else len(stream) for stream in streams]
             for name, streams in federation.tests.items()
         },
         "notes": list(federation.notes),
@@ -209,10 +321,12 @@ def _summarize(federation: Federation) -> dict[str, Any]:
 def _print_federation(federation: Federation) -> None:
     from rich.markup import escape
 
+    from .text import clean
+
     console, pool, s = _stdout(), federation.pool, federation.settings
     height, width, channels = pool.images.shape[1:]
     console.print(
-        f"[bold]{escape(pool.name)}[/]: {len(pool):,} images of {height}x{width}x{channels}, "
+        f"[bold]{escape(clean(pool.name))}[/]: {len(pool):,} images of {height}x{width}x{channels}, "
         f"{len(pool.classes)} classes; "
         f"{s.clients} clients, {s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}\n"
     )
@@ -230,19 +344,21 @@ def _print_federation(federation: Federation) -> None:
         each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
         label = name
         if name in federation.dataset.natural:
-            label += f" ({federation.dataset.natural[name].name})"
+            label += f" ({clean(federation.dataset.natural[name].name)})"
         tests.add_row(escape(label), str(len(sizes)), each, f"{sum(sizes):,}")
     console.print(tests)
     for note in federation.notes:
-        console.print(f"note: {escape(note)}", soft_wrap=True)
+        console.print(f"note: {escape(clean(note, 1000))}", soft_wrap=True)
     console.print(f"manifest {federation.manifest_hash}", soft_wrap=True)
 
 
 def _say_mix(counts: Any, classes: tuple[str, ...], most: int = 4) -> str:
     """The largest shares of a class mix in words: 'cat 61 %, dog 22 %, 3 more'."""
+    from .text import clean
+
     order = [c for c in (-counts).argsort(kind="stable") if counts[c]]
     percents = {c: round(100 * counts[c] / counts.sum()) for c in order[:most]}
-    said = [f"{classes[c]} {percent or 'under 1'} %" for c, percent in percents.items()]
+    said = [f"{clean(classes[c], 30)} {percent or 'under 1'} %" for c, percent in percents.items()]
     return ", ".join(said + ([f"{len(order) - most} more"] if len(order) > most else []))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 from .data.plan import Federation
 from .data.shifts import CORRUPTED, Stream
 from .store import whole_file
+from .text import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +29,7 @@ COLUMNS = 14  # example images in a row
 def title_of(test: str, federation: Federation) -> str:
     """What a test distribution is called in front of people; a natural shift by the pool it comes from."""
     if test in federation.dataset.natural:
-        return f"natural:\n{federation.dataset.natural[test].name}"
+        return f"natural:\n{clean(federation.dataset.natural[test].name, 30)}"
     return TITLES[test]
 
 
@@ -39,7 +41,9 @@ def draw_clients(federation: Federation, path: Path) -> None:
     classes, clients = counts.shape
     cell = 0.42 if clients <= 40 else 16 / clients
     tall = 0.34 if classes <= 40 else 14 / classes
-    figure = Figure(figsize=(3.2 + cell * clients, 1.9 + tall * classes), layout="constrained")
+    names = [clean(name, 30) for name in federation.pool.classes]
+    wide = 2.8 + 0.12 * max(map(len, names)) + cell * clients
+    figure = Figure(figsize=(wide, 1.9 + tall * classes), layout="constrained")
     axes = figure.add_subplot()
     shares = counts / counts.sum(0, keepdims=True)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
@@ -48,16 +52,17 @@ def draw_clients(federation: Federation, path: Path) -> None:
             shade = "white" if shares[c, k] > 0.55 else "#333333"
             axes.text(k, c, str(counts[c, k]), ha="center", va="center", fontsize=6.5, color=shade)
     if classes <= 100:
-        axes.set_yticks(range(classes), federation.pool.classes, fontsize=8 if classes <= 40 else 5)
+        axes.set_yticks(range(classes), names, fontsize=8 if classes <= 40 else 5, parse_math=False)
     axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     if clients <= 40:
         axes.set_xticks(range(clients))
     axes.set_xlabel("client")
     s = federation.settings
     axes.set_title(
-        f"{federation.pool.name}: rows of each class by client\n"
+        f"{clean(federation.pool.name)}: rows of each class by client\n"
         f"{s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}",
         fontsize=10,
+        parse_math=False,
     )
     figure.colorbar(image, ax=axes, label="share of the client's rows", fraction=0.05, pad=0.02)
     _save(figure, path)
@@ -74,16 +79,16 @@ def draw_tests(federation: Federation, path: Path, client: int | None = None) ->
     for cells, (name, stream) in zip(grid, tests.items(), strict=True):
         shown = stream.take(np.arange(min(COLUMNS, len(stream))))
         images, captions = federation.images(shown), _caption(federation, shown)
-        cells[0].set_ylabel(
-            f"{title_of(name, federation)}\n({len(stream)})", rotation=0, ha="right", va="center", fontsize=9
-        )
+        label = f"{title_of(name, federation)}\n({len(stream)})"
+        cells[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, parse_math=False)
         for i, cell in enumerate(cells):
             cell.set(xticks=[], yticks=[], frame_on=False)
             if i < len(shown):
                 cell.imshow(images[i].squeeze(), cmap="gray", vmin=0, vmax=255)
-                cell.set_xlabel(captions[i], fontsize=6.5, labelpad=1)
+                cell.set_xlabel(captions[i], fontsize=6.5, labelpad=1, parse_math=False)
     s = federation.settings
-    figure.suptitle(f"{federation.pool.name}: what client {k} is tested on (severity {s.severity})", fontsize=11)
+    title = f"{clean(federation.pool.name)}: what client {k} is tested on (severity {s.severity})"
+    figure.suptitle(title, fontsize=11, parse_math=False)
     _save(figure, path)
 
 
@@ -99,7 +104,7 @@ def _caption(federation: Federation, stream: Stream) -> list[str]:
     names = tuple(CORRUPTIONS)
     captions = []
     for source, row, label in zip(stream.source, stream.rows, federation.labels(stream), strict=True):
-        caption = _shorten(federation.pool.classes[label])
+        caption = clean(federation.pool.classes[label], 14)
         if source == CORRUPTED:
             kind = federation.corruptions[np.searchsorted(federation.test_rows, row)]
             caption += "\n" + names[kind].replace("_", " ").removesuffix(" transform").removesuffix(" compression")
@@ -107,10 +112,7 @@ def _caption(federation: Federation, stream: Stream) -> list[str]:
     return captions
 
 
-def _shorten(text: str, limit: int = 14) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
 def _save(figure: Figure, path: Path) -> None:
-    with whole_file(path) as part:
+    with whole_file(path) as part, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box stands for it
         figure.savefig(part, format="png", dpi=130)

@@ -9,6 +9,7 @@ torch tensors.
 from __future__ import annotations
 
 import hashlib
+import operator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -27,7 +28,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 def key(*path: int | str) -> Key:
     """Two 32-bit words that stand for what the draws are for."""
-    digest = hashlib.sha256(repr(path).encode()).digest()
+    # by value: NumPy's integers name themselves differently from one version to the next
+    plain = tuple(part if isinstance(part, str) else operator.index(part) for part in path)
+    digest = hashlib.sha256(repr(plain).encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 

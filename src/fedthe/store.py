@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +19,25 @@ from .errors import InputError
 
 def home() -> Path:
     """Where datasets and cached results live: $FEDTHE_HOME, or ~/.cache/fedthe."""
-    return Path(os.environ.get("FEDTHE_HOME") or Path.home() / ".cache" / "fedthe")
+    return expand(Path(os.environ.get("FEDTHE_HOME") or "~/.cache/fedthe"))
+
+
+def expand(path: Path) -> Path:
+    """`path` with a leading ~ made the user's folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise InputError(f"there is no home folder for {path}; name the place in full, or set FEDTHE_HOME.") from None
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place only when the block ends well."""
-    _make_folder(path.parent)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    make_folder(path.parent)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
+    except OSError as error:
+        raise InputError(f"cannot write below {path.parent} ({error.strerror}); name another place.") from None
     os.close(handle)
     part = Path(name)
     try:
@@ -33,7 +45,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.chmod(0o666 & ~_umask())
-        os.replace(part, path)
+        try:
+            os.replace(part, path)
+        except OSError as error:
+            raise InputError(f"cannot write {path} ({error.strerror}); name another place.") from None
     finally:
         part.unlink(missing_ok=True)
 
@@ -41,7 +56,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path` that takes its place, old content and all, only when the block ends well."""
-    _make_folder(path.parent)
+    make_folder(path.parent)
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     old = part.with_suffix(".old")
     try:
@@ -49,7 +64,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
         part.chmod(0o777 & ~_umask())
         if path.exists():
             os.replace(path, old)
-        os.replace(part, path)
+        try:
+            os.replace(part, path)
+        except BaseException:
+            if old.exists():
+                os.replace(old, path)
+            raise
     finally:
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -80,10 +100,14 @@ def cached(kind: str, key: str, make: Callable[[], Mapping[str, np.ndarray]]) ->
     try:
         return read_npz(path)  # the archive's checksums are verified as it is read
     except InputError:
-        arrays = dict(make())
+        pass
+    arrays = dict(make())
+    try:
         with whole_file(path) as part, part.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        return arrays
+    except (InputError, OSError) as error:  # a cache is a convenience: without it, the work is done again next time
+        warnings.warn(f"nothing is cached: {error}", stacklevel=2)
+    return arrays
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -97,7 +121,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is not a readable npz file ({error}); make or fetch it again.") from None
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

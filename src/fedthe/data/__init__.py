@@ -91,6 +91,9 @@ DATASETS: dict[str, Source] = {
 OWN_SHIFTS = {"npz": npz.load_shift, "folder": folder.load_shift}
 
 
+LARGE = 128  # pixels of a side; above, whole datasets would need tens of gigabytes
+
+
 def load_dataset(
     spec: str, *, natural: str | None = None, size: int | None = None, home: Path | None = None
 ) -> Dataset:
@@ -102,12 +105,14 @@ def load_dataset(
     if size is not None and not 1 <= size <= 1024:
         raise InputError(f"size must be from 1 to 1024 pixels, but is {size}.")
     name, source, path = locate(spec, DATASETS, home or store.home())
+    if size is not None and size > LARGE and source.lies == "home":
+        raise InputError(f"{name} is too large for images of {size} pixels; size can be at most {LARGE}.")
     dataset = source.load(path, size)
     if natural == "none":
         return Dataset(dataset.pool)
     kind, _, where = (natural or "").partition(":")
     if where and kind in OWN_SHIFTS:
-        shift = OWN_SHIFTS[kind](Path(where).expanduser(), dataset.pool)
+        shift = OWN_SHIFTS[kind](store.expand(Path(where)), dataset.pool)
         return Dataset(dataset.pool, {"natural": shift})
     return replace(dataset, natural=pick_shifts(name, source, path, dataset, natural))
 
@@ -116,9 +121,12 @@ def find(name: str, home: Path | None = None) -> Path | None:
     """Where a dataset ("NAME" or "NAME:PATH") lies, or None; for one inside the package, a path that need not exist."""
     pick_source(name.partition(":")[0], DATASETS)
     try:
-        return locate(name, DATASETS, home or store.home())[2]
+        _, source, path = locate(name, DATASETS, home or store.home())
+        if source.lies == "home":
+            source.files(path)  # a folder that a stopped fetch left is not the dataset
     except InputError:
         return None
+    return path
 
 
 def verify(name: str, home: Path | None = None) -> Report:

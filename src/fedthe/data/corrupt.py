@@ -25,7 +25,8 @@ from torch import Tensor
 
 from .. import rng
 from ..errors import InputError
-from .frost import make_frost
+from ..progress import track
+from .frost import enlarge_frost, make_frost
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ def corrupt(
     width, 3] each (see `frost.load_frost`); without it, those made by code are used.
     """
     _check(images, name, severity, items)
-    textures = [texture.to(images.device) for texture in (make_frost() if frost is None else frost)]
+    made = enlarge_frost(make_frost(), max(images.shape[1:3])) if frost is None else frost
+    textures = [texture.to(images.device) for texture in made]
     size = max(1, (_GROUPED if name in _BY_STREAK else _fit(images.device)) // max(1, images[:1].numel()))
     work, path = _BY_NAME[name], (seed, "corrupt", name)
     done = torch.empty_like(images, memory_format=torch.contiguous_format)
@@ -101,7 +103,7 @@ def corrupt_mixed(
     if kinds.shape != images.shape[:1] or any(not 0 <= kind < len(CORRUPTIONS) for kind in present):
         raise InputError(f"there must be one kind per image, from 0 to {len(CORRUPTIONS) - 1}.")
     done = torch.empty_like(images)
-    for kind in present:
+    for kind in track("corrupting the test images", present):
         rows = (kinds == kind).nonzero().flatten().to(images.device)
         own = items[rows.to(items.device)]
         done[rows] = corrupt(images[rows], CORRUPTIONS[kind], severity, own, seed, frost)

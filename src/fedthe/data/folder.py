@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InputError
+from ..progress import track
 from .pool import Dataset, Pool
 from .source import find_classes
 
@@ -63,14 +64,14 @@ def read_folders(folders: Sequence[Path], shape: tuple[int, ...], crop: bool = T
     """All images of the folders, in order of name: uint8 [n, *shape], and the position of their folder: int64 [n]."""
     files = [(file, label) for label, folder in enumerate(folders) for file in list_images(folder)]
     images = np.empty((len(files), *shape), dtype=np.uint8)
-    for row, (file, _) in enumerate(files):
+    for row, (file, _) in enumerate(track("reading images", files)):
         images[row] = read_image(str(file), file.read_bytes, shape, crop)
     return images, np.array([label for _, label in files], dtype=np.int64)
 
 
 def read_image(name: str, read: Callable[[], bytes], shape: tuple[int, ...], crop: bool = True) -> np.ndarray:
     """One encoded image, upright, without transparency, resized: uint8 [*shape]."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
@@ -81,7 +82,8 @@ def read_image(name: str, read: Callable[[], bytes], shape: tuple[int, ...], cro
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise InputError(f"{name} has too many pixels to be opened safely; make it smaller or remove it.") from None
     except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
-        reason = " ".join(str(error).split()) or type(error).__name__
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
+        reason = "no image format is recognised" if unknown else " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{name} is not a readable image ({reason}); replace or remove it.") from None
 
 

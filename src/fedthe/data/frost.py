@@ -33,6 +33,12 @@ def make_frost() -> Tensor:
     return torch.stack([_make_texture(number) for number in range(len(_LOOKS))])
 
 
+def enlarge_frost(textures: Tensor, side: int) -> Tensor:
+    """Textures [n, h, w, 3] repeated pixel by pixel until an image of `side` pixels can be cut from them."""
+    times = side // min(textures.shape[1:3]) + 1
+    return textures if times == 1 else textures.repeat_interleave(times, 1).repeat_interleave(times, 2)
+
+
 def load_frost(folder: str | Path, count: int = 5) -> list[Tensor]:
     """The first `count` photographs of a folder, by name, at a fifth of their size: uint8 [height, width, 3] each.
 

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from .. import rng
 from ..errors import InputError
+from ..progress import track
 from ..store import cached, content_hash
 from .pool import Dataset, Pool
 
@@ -88,7 +89,7 @@ def _cached_pool(name: str, typefaces: tuple[str, ...], n: int, size: int, seed:
 
     def make() -> dict[str, np.ndarray]:
         labels = _labels(rng.key(seed, "glyphs", name, "label"), n)
-        chunks = [np.arange(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)]
+        chunks = track(f"drawing {name}", [np.arange(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)])
         images = [_render(items, labels[items], fonts, size, seed, name) for items in chunks]
         return {"images": np.concatenate(images), "labels": labels}
 

@@ -18,7 +18,7 @@ Partition = Literal["balanced", "unbalanced"]
 
 GROUP = 10  # the paper's code deals rows to ten clients at a time
 REDRAWS = 10_000
-DRAWS = 10_000_000  # numbers drawn for them in all, so that many clients do not mean a long wait for a refusal
+DRAWS = 3_000_000  # numbers drawn for them in all, so that many clients do not mean a long wait for a refusal
 MIN_ROWS = 5  # fewer cannot be split 60/20/20 with a row in each part
 
 
@@ -57,11 +57,13 @@ def _deal_balanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int
     `clients - 1` rows are left over.
     """
     order = rng.shuffled(rng.key(seed, "partition"), len(labels))
-    starts = range(0, clients, GROUP)
+    groups = -(-clients // GROUP)
     hands: list[np.ndarray] = []
-    for first in starts:
-        members = min(GROUP, clients - first)
-        rows = order[len(order) * first // clients : len(order) * (first + members) // clients]
+    for g in range(groups):
+        # of nearly equal size: the paper's code gives 21 clients groups of 10, 10 and 1, and the one gets every class
+        first, end = clients * g // groups, clients * (g + 1) // groups
+        members = end - first
+        rows = order[len(order) * first // clients : len(order) * end // clients]
         counts = _draw_counts(
             np.bincount(labels[rows], minlength=int(labels.max()) + 1),
             members,
@@ -87,25 +89,28 @@ def _draw_counts(
     totals: np.ndarray, members: int, dirichlet: float, key: rng.Key, *, least: int, capped: bool
 ) -> np.ndarray:
     """How many rows of each class each member gets [classes, members], redrawn until all have at least `least`."""
-    attempts = max(1, min(REDRAWS, DRAWS // (len(totals) * members)))
+    rows, present = int(totals.sum()), np.flatnonzero(totals)
+    attempts = max(1, min(REDRAWS, DRAWS // (len(present) * members)))
     for attempt in range(attempts):
-        shares = _draw_shares(len(totals), members, dirichlet, key, attempt)
+        shares = _draw_shares(len(present), members, dirichlet, key, attempt)
         counts = np.zeros((len(totals), members), dtype=np.int64)
-        for c, total in enumerate(totals):
+        held = np.zeros(members, dtype=np.int64)
+        for c, drawn in zip(present, shares, strict=True):
             # capped: who has reached the mean size gets no more, which keeps the hands alike in size
-            open_hands = counts.sum(0) * members < totals.sum() if capped else np.ones(members, dtype=bool)
-            share = shares[c] * open_hands
+            share, total = drawn * (held * members < rows) if capped else drawn, totals[c]
             if share.sum() == 0:
                 break
             # to the nearest row: rounding down would make a share of nothing, 0.9999..., a row for the last member
             cuts = np.floor(np.cumsum(share / share.sum())[:-1] * total + 0.5).astype(np.int64)
             counts[c] = np.diff(cuts, prepend=0, append=total)
+            held += counts[c]
         else:
-            if counts.sum(0).min() >= least:
+            if held.min() >= least:
                 return counts
+    way_out = "raise dirichlet or lower the number of clients" + ("" if capped else ", or use the balanced partition")
     raise InputError(
         f"no Dirichlet({dirichlet}) draw in {attempts:,} gave each of {members} clients at least {least} of "
-        f"{totals.sum():,} rows; raise dirichlet, lower the number of clients, or use the balanced partition."
+        f"{rows:,} rows; {way_out}."
     )
 
 
@@ -121,9 +126,9 @@ def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, att
 def _deal(rows: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """Give each member its count of each class, in the order of `rows`."""
     hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
-    for c, dealt in enumerate(counts):
+    for c in np.flatnonzero(counts.any(1)):
         of_class = rows[labels[rows] == c]
-        for hand, part in zip(hands, np.split(of_class, np.cumsum(dealt)[:-1]), strict=True):
+        for hand, part in zip(hands, np.split(of_class, np.cumsum(counts[c])[:-1]), strict=True):
             hand.append(part)
     return [np.concatenate(hand) for hand in hands]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +37,13 @@ class Settings:
     frost: str | None = None  # a folder with the original frost photographs; None: textures made by code
 
     def __post_init__(self) -> None:
+        for name in ("clients", "seed", "severity"):
+            value = getattr(self, name)
+            try:  # by value, so that NumPy's integers draw and hash like Python's
+                object.__setattr__(self, name, operator.index(value))
+            except TypeError:
+                raise InputError(f"{name} must be a whole number, not {value!r}.") from None
+        object.__setattr__(self, "dirichlet", float(self.dirichlet))
         if self.severity not in range(1, 6):
             raise InputError(f"severity must be 1, 2, 3, 4 or 5, not {self.severity}.")
         if self.partition not in ("balanced", "unbalanced"):
@@ -166,7 +174,13 @@ class Federation:
 
     @cached_property
     def manifest_hash(self) -> str:
+        """Stands for who holds which rows, and who is tested on which."""
         return content_hash(self.manifest)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Stands for the rows and the pixels: equal only where the same was measured."""
+        return content_hash(self.manifest, *(pool.digest for pool in (self.pool, *self.dataset.natural.values())))
 
 
 def build(dataset: Dataset, settings: Settings) -> Federation:
@@ -181,8 +195,9 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
         "original": [shifts.stream(CLEAN, split.test) for split in splits],
         "corrupted": [shifts.stream(CORRUPTED, split.test) for split in splits],
     }
+    known = {name: find_known(shift, pool) for name, shift in natural.items()}
     for i, (name, shift) in enumerate(natural.items()):
-        dealt = shifts.split_natural(shift.labels, counts, s.seed, name)
+        dealt = shifts.split_natural(np.where(known[name], -1, shift.labels), counts, s.seed, name)
         tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in dealt]
     tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
     # a copy: what the mixture is made of must not come to include the mixture
@@ -192,26 +207,43 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
     ]
     tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
     frozen = {name: tuple(streams) for name, streams in tests.items()}
-    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, splits, frozen)))
+    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, splits, frozen, known)))
+
+
+def find_known(shift: Pool, pool: Pool) -> np.ndarray:
+    """Which images of the shift are in the pool too, pixel for pixel: they may have been trained on [shift rows]."""
+    images = {image.tobytes() for image in shift.images}
+    shared = {data for image in pool.images if (data := image.tobytes()) in images}
+    return np.array([image.tobytes() in shared for image in shift.images])
 
 
 def count_classes(pool: Pool, splits: tuple[Split, ...] | list[Split]) -> np.ndarray:
     return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
 
 
-def _write_notes(dataset: Dataset, splits: list[Split], tests: Mapping[str, tuple[Stream | None, ...]]) -> list[str]:
+def _write_notes(
+    dataset: Dataset,
+    splits: list[Split],
+    tests: Mapping[str, tuple[Stream | None, ...]],
+    known: Mapping[str, np.ndarray],
+) -> list[str]:
     notes = []
     if not dataset.natural:
         notes.append("natural: not available, mixture made of three parts")
     for name, shift in dataset.natural.items():
+        which = f"{name} ({shift.name})"
         missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
         if missing:
-            notes.append(f"{name} ({shift.name}): has no {', '.join(shift.classes[c] for c in missing)}")
+            notes.append(f"{which}: has no {', '.join(shift.classes[c] for c in missing)}")
+        if known[name].any():
+            notes.append(f"{which}: {known[name].sum()} images are in {dataset.pool.name} too and left out")
         without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
         if without:
-            notes.append(
-                f"{name} ({shift.name}): no such test for client {', '.join(without)}, mixture made of the rest"
-            )
+            notes.append(f"{which}: no such test for client {', '.join(without)}, mixture made of the rest")
+    lengths = zip(tests["original"], tests["ooc"], strict=True)
+    short = [str(k) for k, (own, other) in enumerate(lengths) if own and other and len(other) < len(own)]
+    if short:
+        notes.append(f"ooc: shorter than original for client {', '.join(short)}, for the others have no more test rows")
     unused = len(dataset.pool) - sum(len(split.rows) for split in splits)
     if unused:
         notes.append(f"{unused} rows left over, so that all clients hold the same number")
@@ -219,7 +251,8 @@ def _write_notes(dataset: Dataset, splits: list[Split], tests: Mapping[str, tupl
 
 
 def _describe_pool(pool: Pool) -> dict[str, Any]:
-    return {"name": pool.name, "classes": list(pool.classes), **_describe_rows(pool.labels)}
+    shape = list(pool.images.shape[1:])
+    return {"name": pool.name, "classes": list(pool.classes), "shape": shape, **_describe_rows(pool.labels)}
 
 
 def _describe_rows(*lists: np.ndarray) -> dict[str, Any]:

@@ -45,10 +45,13 @@ def draw_out_of_client(splits: list[Split], seed: int) -> list[np.ndarray]:
 
 
 def split_natural(labels: np.ndarray, counts: np.ndarray, seed: int, name: str) -> list[np.ndarray]:
-    """Deal a shifted pool so that each client gets its own class mix; `counts` is [clients, classes]. No row twice."""
+    """Deal a shifted pool so that each client gets its own class mix; `counts` is [clients, classes]. No row twice.
+
+    A row whose label is negative is dealt to nobody.
+    """
     hands: list[list[np.ndarray]] = [[] for _ in counts]
     for c in np.unique(labels):
-        if not counts[:, c].any():
+        if c < 0 or not counts[:, c].any():
             continue  # nobody holds this class, so nobody is tested on it
         rows = np.flatnonzero(labels == c)
         rows = rows[rng.shuffled(rng.key(seed, "natural", name, int(c)), len(rows))]

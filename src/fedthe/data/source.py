@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InputError
-from ..store import content_hash
+from ..store import content_hash, expand
 from .pool import Dataset, Pool
 
 Load = Callable[[Path, "int | None"], Dataset]  # where it lies, the image size asked for
@@ -68,10 +68,17 @@ def locate(spec: str, sources: Mapping[str, Source], home: Path) -> tuple[str, S
         raise InputError(f"{name} comes with the package and takes no path; write {name} instead of {spec}.")
     if (source.lies == "path" or colon) and not given:
         raise InputError(f"{name} needs a path; write {name}:PATH.")
-    path = Path(given).expanduser() if given else home / "data" / name
-    if source.lies != "nowhere" and not path.exists():
+    path = expand(Path(given)) if given else home / "data" / name
+    if source.lies != "nowhere" and not _exists(path):
         raise InputError(f"{name} is not at {path}; {source.advice}.")
     return name, source, path
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # a name too long, a folder that may not be read
+        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
 
 
 def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural: str | None) -> dict[str, Pool]:
@@ -105,7 +112,8 @@ def content_digest(source: Source, path: Path) -> str:
 
 def make_report(name: str, source: Source, path: Path) -> Report:
     try:
-        files, digest = tuple(map(str, source.files(path))), content_digest(source, path)
+        files = () if source.lies == "nowhere" else tuple(map(str, source.files(path)))
+        digest = content_digest(source, path)
     except InputError as error:
         return Report(name, (), None, source.digest, ok=False, sentence=str(error))
     if source.digest is None:

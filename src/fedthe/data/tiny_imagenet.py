@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ..errors import InputError
+from ..progress import track
 from .folder import SIZE, read_image
 from .pool import Dataset, Pool
 from .source import name_classes
@@ -28,7 +29,7 @@ def load(path: Path, size: int | None = None) -> Dataset:
             raise InputError(f"{path}: wnids.txt must list each class once; fetch tiny_imagenet again.")
         rows = [*_list_train(path, files, wnids), *_list_val(path, files, wnids)]
         images = np.empty((len(rows), size or SIZE, size or SIZE, 3), dtype=np.uint8)
-        for row, (name, _) in enumerate(rows):
+        for row, (name, _) in enumerate(track("reading images", rows)):
             images[row] = read_image(f"{path}: {name!r}", files[name], images.shape[1:])
     names = {wnid: text.split(",")[0].strip() for wnid, text in words.items()}
     labels = np.array([label for _, label in rows], dtype=np.int64)

@@ -1,0 +1,214 @@
+"""An experiment as a flat list of settings: from a TOML file, then `key=value` words, then its network's defaults."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from .data.plan import Settings
+from .engine.fit import Optimizer
+from .engine.train import Training
+from .errors import InputError
+
+# What the paper trains each network with.
+OPTIMIZERS = {
+    "cnn": Optimizer(),
+    "resnet20_gn": Optimizer(momentum=0.9),
+    "cct4": Optimizer("adam", lr=0.001, weight_decay=0.0),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every key of a config file. A None is decided by the network or the dataset."""
+
+    name: str = "run"
+    out: str | None = None  # the folder of the run; runs/NAME
+    methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")
+    seeds: tuple[int, ...] = (0,)
+    # the benchmark
+    dataset: str = "glyphs"
+    natural: str | None = None
+    size: int | None = None
+    clients: int = 20
+    dirichlet: float = 0.1
+    partition: Literal["balanced", "unbalanced"] = "balanced"
+    severity: int = 5
+    frost: str | None = None
+    tests: tuple[str, ...] | None = None  # some of the test distributions; all
+    samples: int | None = None  # at most so many of each client's stream; all
+    # the network
+    net: str = "cnn"
+    width: int = 1
+    head_layers: int = 1
+    # training
+    rounds: int = 100
+    participation: float = 1.0
+    local_epochs: int = 5
+    personal_epochs: int = 1
+    batch: int = 32
+    flip: bool = True
+    crop: int = 4
+    optimizer: Literal["sgd", "adam"] | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    # how it runs
+    engine: Literal["auto", "loop"] = "auto"
+    checkpoint_seconds: float = 10.0
+    # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
+    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "seeds", "tests"):
+            values = getattr(self, name)
+            if values is not None and (not values or len(set(values)) != len(values)):
+                raise InputError(f"{name} must name at least one, and each only once, but it is {_show(values)}.")
+        if self.samples is not None and self.samples < 1:
+            raise InputError(f"samples must be at least 1, not {self.samples}.")
+        _ = self.training, self.settings(self.seeds[0])  # refuse early what they refuse
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.out) if self.out else Path("runs") / self.name
+
+    @property
+    def training(self) -> Training:
+        base = OPTIMIZERS.get(self.net, Optimizer())
+        if self.optimizer is not None and self.optimizer != base.name:
+            base = Optimizer(self.optimizer)
+        given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay")}
+        optimizer = replace(base, **{name: value for name, value in given.items() if value is not None})
+        names = ("rounds", "participation", "local_epochs", "personal_epochs", "batch", "flip", "crop")
+        return Training(**{name: getattr(self, name) for name in names}, optimizer=optimizer)
+
+    def settings(self, seed: int) -> Settings:
+        return Settings(self.clients, self.dirichlet, seed, self.partition, self.severity, self.frost)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
+    """A file's settings, changed by words such as `rounds=10` or `methods=fedthe,ditto`."""
+    values: dict[str, Any] = {"name": path.stem} if path else {}
+    if path:
+        values |= _read_toml(path)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"{word!r} is not a setting; write key=value, such as rounds=10.")
+        if key.startswith("hyper."):
+            _put_hyper(values, key, _guess(value))
+        else:
+            values[key] = _from_text(value, _hint(key))
+    return make_config(values)
+
+
+def make_config(values: Mapping[str, Any]) -> Config:
+    return Config(**{key: _convert(key, value, _hint(key)) for key, value in values.items()})
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of a refusal: the nearest known word, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}."
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        import tomli as tomllib
+    try:
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist; configs/quick.toml is one to copy.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}).") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not TOML: {error}.") from None
+
+
+def _put_hyper(values: dict[str, Any], key: str, value: Any) -> None:
+    parts = key.split(".")
+    if len(parts) != 3:
+        raise InputError(f"{key!r} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
+    hyper = {method: dict(given) for method, given in values.get("hyper", {}).items()}
+    hyper.setdefault(parts[1], {})[parts[2]] = value
+    values["hyper"] = hyper
+
+
+def _hint(key: str) -> Any:
+    hints = typing.get_type_hints(Config)
+    known = [each.name for each in fields(Config)]
+    if key not in known:
+        raise InputError(f"there is no setting {key!r}; {suggest(key, known)}")
+    return hints[key]
+
+
+def _from_text(text: str, hint: Any) -> Any:
+    """A word of the command line as the kind of value that the setting takes."""
+    if _optional(hint) and text.lower() in ("none", ""):
+        return None
+    if typing.get_origin(_bare(hint)) is tuple:
+        return [_guess(part) if part else part for part in text.split(",")]
+    return text if _bare(hint) is str else _guess(text)
+
+
+def _guess(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _convert(key: str, value: Any, hint: Any) -> Any:
+    if value is None and _optional(hint):
+        return None
+    hint = _bare(hint)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        kind = typing.get_args(hint)[0]
+        values = value if isinstance(value, list | tuple) else [value]
+        return tuple(_convert(key, each, kind) for each in values)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise InputError(f"{key} cannot be {value!r}; {suggest(str(value), choices)}")
+        return value
+    if origin is dict:
+        if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
+            raise InputError(f"{key} must be tables by method, such as [hyper.fedthe], not {value!r}.")
+        return {method: dict(given) for method, given in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and key == "name" and isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise InputError(f"{key} must be {_KINDS[hint]}, not {value!r}.")
+    return value
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def _optional(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or type(None) in typing.get_args(hint)
+
+
+def _bare(hint: Any) -> Any:
+    rest = [each for each in typing.get_args(hint) if each is not type(None)]
+    return rest[0] if _optional(hint) else hint
+
+
+def _show(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values)) or "empty"

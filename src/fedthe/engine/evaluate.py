@@ -1,0 +1,56 @@
+"""Deployed clients answer their test streams."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.augment import augmix
+from ..methods.base import Method, Views
+from ..tree import Tree
+from ..types import Shard, scale
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How one client did on one test stream."""
+
+    right: np.ndarray  # bool [n]
+    info: dict[str, np.ndarray]  # per sample, such as e [n]
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.right.mean())
+
+
+def answer_stream(
+    method: Method, mine: Tree, shard: Shard, images: np.ndarray, labels: np.ndarray, path: tuple[int | str, ...]
+) -> Scores:
+    """Answer images [n, h, w, c] in order, and score the answers; `path` keys the draws of augmented views."""
+    pixels = torch.from_numpy(images)
+    views = make_views(method, pixels, path)
+    state = method.predictor.start(method, mine, shard)
+    began = time.perf_counter()
+    with torch.no_grad() if views is None else torch.enable_grad():
+        answers, _ = method.predictor.stream(method, mine, state, scale(pixels), views)
+    seconds = time.perf_counter() - began
+    right = answers.logits.argmax(-1).numpy() == labels
+    return Scores(right, {name: value.detach().numpy() for name, value in answers.info.items()}, seconds)
+
+
+def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Views | None:
+    """Augmented views of positions of the stream [m] -> [m, steps, views, c, h, w], drawn when they are asked for."""
+    steps, count = method.predictor.augments
+    if steps == 0:
+        return None
+
+    def views(positions: Tensor) -> Tensor:
+        seen = augmix(pixels[positions], (*path, "views"), positions, steps * count)
+        return seen.reshape(len(positions), steps, count, *seen.shape[2:])
+
+    return views

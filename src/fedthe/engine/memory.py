@@ -1,0 +1,48 @@
+"""How much memory tensors take at most while something runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the bytes of every storage that an operation makes, until it is freed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.peak: int = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                self._count(value.untyped_storage())
+        return result
+
+    def _count(self, storage: Any) -> None:
+        place, size = storage.data_ptr(), storage.nbytes()
+        if place == 0 or place in self.seen:
+            return
+        self.seen.add(place)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._free, place, size)
+
+    def _free(self, place: int, size: int) -> None:
+        self.seen.discard(place)
+        self.now -= size
+
+
+def measure_peak(work: Callable[[], object]) -> float:
+    """The peak of memory that tensors made by `work` hold at one time, in MiB; what was there before does not count."""
+    with _Watch() as watch:
+        work()
+    return float(watch.peak / 2**20)

@@ -1,0 +1,138 @@
+"""What a method is: how clients train, what they share, what they deploy. The defaults are FedAvg.
+
+A method is written for one client and one sample; the engine lifts it over clients, test distributions and time. It
+holds hyperparameters only. State goes in and comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..nets.net import Net
+from ..tree import Tree
+from ..types import Batch, Shard
+from .losses import cross_entropy
+
+Loss = Callable[[Tree, Tree, Batch], Tensor]  # what is trained, what is given, a batch -> one loss per sample
+
+
+class Fit(Protocol):
+    """Training by the engine. `given` reaches the loss as it is; a loss captures no tensors of its own.
+
+    Settings left at None are those of the experiment, for the phase (local or personal) that asked.
+    """
+
+    def __call__(
+        self, loss: Loss, params: Tree, shard: Shard, given: Tree | None = None, *, weight_decay: float | None = None
+    ) -> Tree: ...
+
+    @property
+    def lr(self) -> float: ...
+
+
+# Positions among the samples given to `stream` [m] -> their augmented views [m, steps, views, c, h, w].
+Views = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a predictor says of a stream."""
+
+    logits: Tensor  # [n, classes]
+    info: dict[str, Tensor] = field(default_factory=dict)  # per sample, such as the weight of the global head [n]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """How a deployed client answers unlabeled samples, one after another. The default is a plain forward pass.
+
+    `step` is the meaning. `stream` answers many samples at once and must say the same.
+    """
+
+    def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
+        """The state before the first sample."""
+        return {}
+
+    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
+        """One sample x [1, c, h, w], its augmented views [steps, views, c, h, w] -> its answer and the next state."""
+        return Answers(method.logits(mine, x)), state
+
+    def stream(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None) -> tuple[Answers, Tree]:
+        """Samples x [n, c, h, w] in order -> their answers, and the state after the last."""
+        if type(self) is Predictor:
+            return Answers(method.logits(mine, x)), state
+        return self.stream_by_steps(method, mine, state, x, views)
+
+    def stream_by_steps(
+        self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None
+    ) -> tuple[Answers, Tree]:
+        answers = []
+        for i in range(len(x)):
+            seen = views(torch.tensor([i]))[0] if views else None
+            answer, state = self.step(method, mine, state, x[i : i + 1], seen)
+            answers.append(answer)
+        return join(answers), state
+
+    @property
+    def augments(self) -> tuple[int, int]:
+        """How many steps of how many augmented views it wants of every sample."""
+        return 0, 0
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Forward and backward passes through the network per sample, an augmented view counting as one."""
+        return 1, 0
+
+
+def join(answers: list[Answers]) -> Answers:
+    return Answers(
+        torch.cat([a.logits for a in answers]),
+        {name: torch.cat([a.info[name] for a in answers]) for name in answers[0].info},
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    net: Net
+    predictor: Predictor = Predictor()
+
+    def init(self, params: Tree) -> tuple[Tree, Tree]:
+        """What is shared at the start, and what each client starts with."""
+        return params, params
+
+    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
+        """What a client keeps and deploys, after it received `shared`."""
+        return shared
+
+    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
+        """What a client uploads: the keys of `shared`."""
+        return fit(self.loss, shared, shard)
+
+    def aggregate(self, shared: Tree, uploads: Tree, weights: Tensor) -> Tree:
+        """The next `shared`, from stacked uploads [clients, ...] and the clients' numbers of rows [clients]."""
+        return tree.weighted_mean(uploads, weights)
+
+    def loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        return cross_entropy(self.net.logits(params, batch.x), batch.y)
+
+    def logits(self, mine: Tree, x: Tensor) -> Tensor:
+        return self.net.logits(mine, x)
+
+    def trains_as(self) -> Method:
+        """The method whose federated training this one deploys; methods with an equal one are trained once."""
+        return replace(self, predictor=Predictor())
+
+
+def describe(method: Any) -> dict[str, Any]:
+    """A method as plain data, for records: its class and its hyperparameters, nested ones too."""
+    values: dict[str, Any] = {"is": type(method).__name__}
+    for name in method.__dataclass_fields__:
+        value = getattr(method, name)
+        values[name] = describe(value) if hasattr(value, "__dataclass_fields__") else value
+    return values

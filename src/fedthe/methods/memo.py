@@ -1,0 +1,51 @@
+"""MEMO (Zhang et al., NeurIPS 2022, https://arxiv.org/abs/2110.09506): before answering a sample, make the mean
+prediction over its augmented views confident, then forget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..tree import Tree
+from .base import Answers, Method, Predictor
+from .losses import marginal_entropy
+
+Logits = Callable[[Tree, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Memo(Predictor):
+    views: int = 32  # 16 in FedTHE+
+    steps: int = 3
+    lr: float = 0.0005
+
+    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
+        seen = x.new_empty(0) if views is None else views  # no steps, no views
+        return Answers(self.answer(method.logits, mine, x, seen)), state
+
+    def answer(self, logits: Logits, mine: Tree, x: Tensor, views: Tensor) -> Tensor:
+        """The logits of x after tuning on its views [steps, views, c, h, w]; `mine` stays as it is."""
+        return logits(self.tune(logits, mine, views), x)
+
+    def tune(self, logits: Logits, params: Tree, views: Tensor) -> Tree:
+        """Everything that `logits` depends on, after a step of SGD on each set of views."""
+
+        def loss(tuned: Tree, seen: Tensor) -> Tensor:
+            return marginal_entropy(logits(tuned, seen))
+
+        for seen in views:
+            gradients = torch.func.grad(loss)(params, seen)
+            params = tree.map_leaves(lambda leaf, gradient: leaf - self.lr * gradient, params, gradients)
+        return params
+
+    @property
+    def augments(self) -> tuple[int, int]:
+        return self.steps, self.views
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        return self.steps * self.views + 1, self.steps * self.views

@@ -1,0 +1,68 @@
+"""TTT, online (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231): a second head tells how an image was turned;
+before answering a sample, train it and the extractor to tell that of the sample, and keep what was learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import tree
+from ..tree import Tree
+from ..types import Batch, Shard
+from .base import Answers, Fit, Method, Predictor
+from .losses import cross_entropy
+
+
+@dataclass(frozen=True)
+class Online(Predictor):
+    lr: float = 0.001
+    steps: int = 1
+
+    def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
+        return {"body": mine["body"], "rotation": mine["rotation"]}
+
+    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
+        for _ in range(self.steps):
+            gradients = torch.func.grad(lose_direction)(state, method, x)
+            state = tree.map_leaves(lambda leaf, slope: leaf - self.lr * slope, state, gradients)
+        with torch.no_grad():
+            return Answers(method.logits(mine | state, x)), state
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        return 4 * self.steps + 1, 4 * self.steps
+
+
+def lose_direction(params: Tree, method: Method, x: Tensor) -> Tensor:
+    """The mean loss on one sample [1, c, h, w] turned all four ways."""
+    h = method.net.features(params["body"], turn(x)[:, 0])
+    return cross_entropy(F.linear(h, params["rotation"]), torch.arange(4, device=x.device)).mean()
+
+
+def turn(x: Tensor) -> Tensor:
+    """x [n, c, h, w] turned by 0, 90, 180 and 270 degrees: [4, n, c, h, w]"""
+    return torch.stack([x.rot90(quarters, (-2, -1)) for quarters in range(4)])
+
+
+@dataclass(frozen=True)
+class TTT(Method):
+    predictor: Predictor = Online()
+
+    def init(self, params: Tree) -> tuple[Tree, Tree]:
+        # a linear head may start at zero: its rows part with the first step
+        shared = params | {"rotation": torch.zeros(4, self.net.feature_dim)}
+        return shared, shared
+
+    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
+        return fit(self.loss, shared, shard)
+
+    def loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        """Both tasks, equally. Rows are turned by their place in the batch, which is random: each way equally often."""
+        rows = torch.arange(len(batch.x), device=batch.x.device)
+        turned = turn(batch.x)[rows % 4, rows]
+        h, h_turned = self.net.features(params["body"], torch.cat([batch.x, turned])).chunk(2)
+        main = cross_entropy(self.net.head(params["head"], h), batch.y)
+        return main + cross_entropy(F.linear(h_turned, params["rotation"]), rows % 4)

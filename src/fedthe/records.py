@@ -1,0 +1,112 @@
+"""What a run leaves on disk. Every file is whole or not there, and none is a pickle.
+
+runs/NAME/config.json        what ran
+runs/NAME/environment.json   with which versions, on which machine
+runs/NAME/manifest-S.json    the federation of seed S: who held which rows
+runs/NAME/trainings/ID.*     a federated training: its checkpoint (safetensors) and what is known of it (JSON)
+runs/NAME/answers/ID.json    one method on one seed: its scores on every client and test
+runs/NAME/samples/ID.npz     the same, sample by sample: right or wrong, and e for two-head methods
+runs/NAME/results.jsonl      all scores of the run, one line per method, seed, test and client; and as Parquet
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import store, tree
+from .engine.train import Progress
+from .errors import InputError
+
+LINK = "fedthe.links"  # the metadata key under which tensors that several names share are listed
+
+
+def save_progress(path: Path, progress: Progress) -> None:
+    """A checkpoint: shared state, every client's own, the losses so far. A tensor that several share is kept once."""
+    from safetensors.torch import save_file
+
+    named = {f"shared.{name}": leaf for name, leaf in tree.flatten(progress.shared).items()}
+    for k, mine in enumerate(progress.mine):
+        named |= {f"mine{k}.{name}": leaf for name, leaf in tree.flatten(mine).items()}
+    kept: dict[str, torch.Tensor] = {}
+    links: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    for name, leaf in named.items():
+        first = seen.setdefault(id(leaf), name)
+        if first == name:
+            kept[name] = leaf.contiguous().clone()  # a view of a larger tensor would be refused
+        else:
+            links[name] = first
+    facts = {"round": progress.round, "clients": len(progress.mine), "losses": list(progress.losses)}
+    with store.whole_file(path) as part:
+        save_file(kept, part, metadata={"fedthe": json.dumps(facts), LINK: json.dumps(links)})
+
+
+def load_progress(path: Path) -> Progress | None:
+    """The checkpoint at `path`, or None if there is none."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
+        facts, links = json.loads(metadata["fedthe"]), json.loads(metadata[LINK])
+        named = kept | {name: kept[first] for name, first in links.items()}
+        parts = tree.unflatten(named)
+        mine = tuple(parts.get(f"mine{k}", {}) for k in range(facts["clients"]))
+        return Progress(facts["round"], parts["shared"], mine, tuple(facts["losses"]))
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
+
+
+def read_json(path: Path) -> Any:
+    """What `store.write_json` wrote, or None if there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise InputError(f"{path} is damaged ({error}); delete it to compute it again.") from None
+
+
+def write_samples(path: Path, columns: Mapping[str, np.ndarray]) -> None:
+    with store.whole_file(path) as part, part.open("wb") as file:
+        np.savez_compressed(file, **columns)  # type: ignore[arg-type]
+
+
+def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """results.jsonl, and results.parquet where pyarrow is installed; the names of what was written."""
+    rows = list(rows)
+    with store.whole_file(folder / "results.jsonl") as part:
+        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return ["results.jsonl"]
+    with store.whole_file(folder / "results.parquet") as part:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), part)
+    return ["results.jsonl", "results.parquet"]
+
+
+def describe_environment() -> dict[str, Any]:
+    from . import __version__
+
+    return {
+        "fedthe": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "command": " ".join(["fedthe", *sys.argv[1:]]),
+    }

@@ -1,0 +1,224 @@
+"""Running experiments: configuration, shared trainings, failures, records, and resuming after any kill."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+import fedthe
+from fedthe import records, tree
+from fedthe.config import Config, make_config, read_config
+from fedthe.engine.train import Progress
+from fedthe.errors import InputError
+from fedthe.experiment import group_by_training, make_methods, set_hyper
+from fedthe.methods.fedthe import FedTHE
+from fedthe.nets.cnn import CNN
+
+SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6}
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A tiny dataset of three classes that differ in brightness."""
+    labels = np.arange(150) % 3
+    noise = np.random.default_rng(0).integers(0, 90, (150, 16, 16, 3))
+    np.savez(tmp_path / "tiny.npz", images=(noise + 70 * labels[:, None, None, None]).astype(np.uint8), labels=labels)
+    return f"npz:{tmp_path / 'tiny.npz'}"
+
+
+def test_a_run_leaves_results_that_agree_with_each_other(data, tmp_path):
+    out = tmp_path / "run"
+    results = fedthe.run(dataset=data, methods=["fedavg", "fedthe"], seeds=[0, 1], out=str(out), **SMALL)
+    assert set(results.table()) == {"fedavg", "fedthe"}
+    assert results.tests == ["original", "corrupted", "ooc", "mixture", "corrupted_ooc"]
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert lines == pyarrow.parquet.read_table(out / "results.parquet").to_pylist()
+    assert len(lines) == 2 * 2 * 5 * 3 == len(results.rows)
+    mean = np.mean([[r["accuracy"] for r in lines if r["method"] == "fedthe" and r["test"] == "ooc"]])
+    assert results.table()["fedthe"]["ooc"] == pytest.approx(mean)
+    for seed in (0, 1):
+        manifest = json.loads((out / f"manifest-{seed}.json").read_text())
+        assert manifest["settings"]["seed"] == seed
+    (samples,) = (out / "samples").glob("fedthe-0-*.npz")
+    with np.load(samples, allow_pickle=False) as columns:
+        e, right = columns["mixture/1/e"], columns["mixture/1/right"]
+    assert ((e > 0) & (e < 1)).all()
+    row = next(r for r in lines if (r["method"], r["seed"], r["test"], r["client"]) == ("fedthe", 0, "mixture", 1))
+    assert right.sum() == row["right"]
+    assert row["samples"] == len(e) == 6
+    assert results.costs["fedthe"]["peak_mib"] > 0
+    assert json.loads((out / "config.json").read_text())["rounds"] == 2
+    assert "torch" in json.loads((out / "environment.json").read_text())
+    assert not list(out.rglob("*.pkl")) + list(out.rglob("*.pt")) + list(out.rglob("*.part"))
+
+
+def test_a_finished_run_is_not_computed_again_and_can_be_extended(data, tmp_path, monkeypatch):
+    out = str(tmp_path / "run")
+    first = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
+    from fedthe.engine import train
+
+    rounds = []
+    monkeypatch.setattr(
+        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
+    )
+    again = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
+    assert again.table() == first.table()
+    assert rounds == []
+    more = fedthe.run(dataset=data, methods=["fedthe", "fedavg"], out=out, **SMALL)
+    assert rounds == ["Method", "Method"]
+    assert more.table()["fedthe"] == first.table()["fedthe"]
+    longer = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 3})
+    assert rounds[2:] == ["TwoHeads"] * 3 or rounds[2:] == ["FedTHE"] * 3  # another experiment, from its own start
+    assert len(longer.rows) == len(first.rows)
+
+
+def test_methods_that_share_a_training_train_once():
+    ids = ["fedavg", "memo_g", "fedavg_ft", "memo_p", "t3a", "knn_per", "gma", "apfl", "fedrep", "ditto", "fedrod"]
+    config = Config(methods=(*ids, "ttt", "fedthe", "fedthe_plus"))
+    groups = group_by_training(make_methods(config, 10, 3, 32))
+    assert len(groups) == 8
+    assert next(iter(groups.values())).keys() == set(ids[:6])
+
+
+def test_a_diverging_experiment_stops_alone(data, tmp_path):
+    settings = SMALL | {"lr": 1e6, "weight_decay": 0.0, "rounds": 3}
+    results = fedthe.run(dataset=data, methods=["fedavg", "fedthe"], out=str(tmp_path / "run"), **settings)
+    assert set(results.failures) == {"fedavg, seed 0", "fedthe, seed 0"}
+    assert "client" in results.failures["fedavg, seed 0"]
+    mixed = fedthe.run(
+        dataset=data,
+        methods=["fedavg", "fedthe"],
+        out=str(tmp_path / "mixed"),
+        **SMALL,
+        hyper={"fedthe": {"lr": 0.2}},
+    )
+    assert mixed.failures == {}
+
+
+def test_checkpoints_come_back_as_they_were_and_hold_shared_tensors_once(tmp_path):
+    net = CNN(3, size=16)
+    shared = net.init(0)
+    mine = tuple(shared | {"personal": net.init(k)["head"]} for k in range(4))
+    path = tmp_path / "checkpoint.safetensors"
+    records.save_progress(path, Progress(7, shared, mine, (0.5, 0.25)))
+    back = records.load_progress(path)
+    assert (back.round, back.losses) == (7, (0.5, 0.25))
+    for a, b in zip((shared, *mine), (back.shared, *back.mine), strict=True):
+        assert tree.flatten(a).keys() == tree.flatten(b).keys()
+        assert all(torch.equal(x, tree.flatten(b)[name]) for name, x in tree.flatten(a).items())
+    assert path.stat().st_size < 1.1 * 4 * (tree.count(shared) + 4 * 64 * 3) + 8192
+    whole = path.read_bytes()
+    for cut in (0, 5, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(InputError, match="not a whole checkpoint"):
+            records.load_progress(path)
+    assert records.load_progress(tmp_path / "none") is None
+
+
+CHILD = """
+import json, os, signal, sys, threading, time
+import torch
+torch.set_num_threads(1)
+import fedthe.experiment
+if float(sys.argv[3]):
+    threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+began = time.monotonic()
+r = fedthe.run(dataset=sys.argv[1], methods=["fedthe", "fedavg"], clients=3, dirichlet=1.0, rounds=20, local_epochs=1,
+               samples=6, checkpoint_seconds=0.0, out=sys.argv[2])
+rows = [[row.method, row.test, row.client, row.right] for row in r.rows]
+print(json.dumps({"rows": rows, "seconds": time.monotonic() - began}), flush=True)
+os._exit(0)  # the timer, if it is still waiting, must not kill a finished run
+"""
+
+
+def test_killed_ten_times_it_gives_the_numbers_of_a_run_that_was_not(data, tmp_path):
+    def launch(out, kill_after):
+        command = [sys.executable, "-c", CHILD, data, str(tmp_path / out), str(kill_after)]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
+
+    whole = json.loads(launch("whole", 0).stdout)
+    draw, kills = random.Random(0), 0
+    for _ in range(30):
+        # at a random moment, and so early that ten kills come before the end
+        done = launch("killed", whole["seconds"] * draw.uniform(0.02, 0.16))
+        kills += done.returncode == -signal.SIGKILL
+        if done.returncode == 0 or kills == 10:
+            break
+    finished = json.loads(launch("killed", 0).stdout)
+    assert kills == 10
+    assert finished["rows"] == whole["rows"]
+    checkpoints = [sorted((tmp_path / name / "trainings").glob("*.safetensors")) for name in ("whole", "killed")]
+    assert [p.name for p in checkpoints[0]] == [p.name for p in checkpoints[1]]
+    for a, b in zip(*checkpoints, strict=True):
+        a, b = records.load_progress(a), records.load_progress(b)
+        assert a.losses == b.losses
+        assert all(torch.equal(x, tree.flatten(b.shared)[n]) for n, x in tree.flatten(a.shared).items())
+
+
+def test_words_change_a_file_and_lists_are_split(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('rounds = 7\nmethods = ["fedavg"]\n[hyper.fedthe]\nalpha = 0.3\n')
+    config = read_config(path, ["methods=fedthe,fedavg", "seeds=0,1,2", "dirichlet=1", "hyper.fedthe.beta=0.2"])
+    assert (config.name, config.rounds, config.dirichlet) == ("mine", 7, 1.0)
+    assert (config.methods, config.seeds) == (("fedthe", "fedavg"), (0, 1, 2))
+    assert config.hyper == {"fedthe": {"alpha": 0.3, "beta": 0.2}}
+    assert read_config(path, ["lr=none", "natural=none"]).lr is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["round=3"], "did you mean rounds?"),
+        (["rounds"], "write key=value"),
+        (["rounds=three"], "rounds must be a whole number"),
+        (["rounds=2.5"], "rounds must be a whole number"),
+        (["rounds=-1"], "must not be negative"),
+        (["engine=lop"], "did you mean loop?"),
+        (["partition=balance"], "did you mean balanced?"),
+        (["flip=yes"], "flip must be true or false"),
+        (["methods=fedavg,fedavg"], "only once"),
+        (["participation=0"], "participation"),
+        (["severity=8"], "severity"),
+        (["samples=0"], "samples must be at least 1"),
+        (["hyper.fedthe=1"], "hyper.METHOD.NAME"),
+    ],
+)
+def test_a_bad_word_is_refused_with_the_way_out(words, says):
+    with pytest.raises(InputError) as refused:
+        read_config(None, words)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"methods": ["fedthee"]}, "did you mean fedthe"),
+        ({"net": "resnet"}, "did you mean resnet20_gn?"),
+        ({"hyper": {"fedthe": {"alhpa": 0.1}}, "methods": ["fedthe"]}, "did you mean alpha?"),
+        ({"hyper": {"fedthe": {"alpha": "a"}}, "methods": ["fedthe"]}, "alpha must be like 0.1"),
+        ({"dataset": "glyph"}, "did you mean glyphs?"),
+    ],
+)
+def test_an_unknown_name_is_refused_before_any_work(settings, says, tmp_path):
+    with pytest.raises(InputError, match=says.replace("?", r"\?")):
+        fedthe.run(out=str(tmp_path / "run"), **settings)
+    assert not (tmp_path / "run" / "trainings").exists()
+
+
+def test_hyperparameters_reach_the_parts_of_a_predictor():
+    method = set_hyper(FedTHE(CNN(3, size=16)), {"alpha": 0.4, "steps": 5, "balanced": False}, "fedthe")
+    assert (method.predictor.alpha, method.predictor.search.steps, method.balanced) == (0.4, 5, False)
+
+
+def test_defaults_follow_the_network():
+    assert make_config({"net": "cct4"}).training.optimizer.name == "adam"
+    assert make_config({"net": "resnet20_gn"}).training.optimizer.momentum == 0.9
+    assert make_config({"net": "resnet20_gn", "momentum": 0.5}).training.optimizer.momentum == 0.5
+    assert make_config({"lr": 0.2}).training.optimizer.lr == 0.2
