@@ -70,7 +70,7 @@ def test_demo_and_run_end_with_a_table_or_one_object(fedthe, tmp_path, monkeypat
     small = {"rounds": 1, "samples": 2, "clients": 3, "batch": 512, "methods": ["fedavg", "fedthe_plus"]}
     monkeypatch.setattr(cli, "DEMO", cli.DEMO | small)
     shown = fedthe("demo", "-o", tmp_path / "demo")
-    for words in ("Percent right", "fedthe_plus", "corrupted_ooc", "average", str(tmp_path / "demo")):
+    for words in ("Percent right", "fedthe_plus", "corr.", "mean", str(tmp_path / "demo")):
         assert words in shown.out
     assert {"clients.png", "tests.png", "results.jsonl", "manifest-0.json"} <= {
         file.name for file in (tmp_path / "demo").iterdir()
