@@ -572,3 +572,65 @@ AUGMENT = [
     lambda picture, level, sign: transform(picture, 1, 0, 0, 0, 1, sign * int(level * (picture.height / 3) / 10)),
     lambda picture, level, sign: ImageOps.posterize(picture, 4 - int(level * 4 / 10)),
 ]
+
+
+# FedTHE and FedTHE+ as whole methods on the CNN: rounds, deployment and test time, written out with plain functions
+
+
+def cnn_features(body, x):
+    for name in ("conv1", "conv2"):
+        x = torch.max_pool2d(torch.relu(torch.conv2d(x, body[name])), 2)
+    return torch.relu(x.flatten(1) @ body["fc"].T)
+
+
+def descend_by_name(params, loss, batches, lr, decay):
+    """Plain SGD with weight decay; params and gradients by name."""
+    for batch in batches:
+        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+        gradients = torch.autograd.grad(loss(leaves, batch).mean(), list(leaves.values()))
+        steps = zip(leaves.items(), gradients, strict=True)
+        params = {name: (value - lr * (slope + decay * value)).detach() for (name, value), slope in steps}
+    return params
+
+
+def nll(logits, y):
+    return -logits.log_softmax(1)[torch.arange(len(y)), y]
+
+
+def fedthe_personalize(body, personal, images, batches, lr, decay):
+    """The personal head after an epoch on the received, frozen extractor, and the mean feature under it."""
+    trained = descend_by_name(
+        {"w": personal}, lambda p, b: nll(cnn_features(body, b.x) @ p["w"].T, b.y), batches, lr, decay
+    )
+    return trained["w"], cnn_features(body, images).mean(0)
+
+
+def fedthe_local(body, head, labels, classes, batches, lr, decay):
+    """Extractor and global head after local training with the balanced softmax of the client's own counts."""
+    prior = torch.log(torch.bincount(labels, minlength=classes) + 1.0)
+    trained = descend_by_name(
+        body | {"head": head}, lambda p, b: nll(cnn_features(p, b.x) @ p["head"].T + prior, b.y), batches, lr, decay
+    )
+    return {name: trained[name] for name in body}, trained["head"]
+
+
+def fedthe_plus_stream(body, head, personal, descriptor, own_descriptor, x, views, lr=0.0005):
+    """x [n, c, h, w] in order, their views [n, steps, views, c, h, w] -> answers [n, classes] and e [n], in float64."""
+    tensors = (head, personal, x, views)
+    head, personal, x, views = (value.double() for value in tensors)
+    body = {name: value.double() for name, value in body.items()}
+    h = cnn_features(body, x)
+    _, weights, _ = head_ensemble_stream(h, h @ head.T, h @ personal.T, descriptor, own_descriptor)
+    answers = []
+    for one, seen_of_one, e in zip(x, views, weights, strict=True):
+        params = body | {"global": head, "personal": personal}  # every sample starts from the same weights
+        for seen in seen_of_one:
+            leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+            features = cnn_features(leaves, seen)
+            logits = e * (features @ leaves["global"].T) + (1 - e) * (features @ leaves["personal"].T)
+            p = logits.softmax(1).mean(0)
+            slopes = torch.autograd.grad(-(p * p.log()).sum(), list(leaves.values()))
+            params = {n: (v - lr * g).detach() for (n, v), g in zip(leaves.items(), slopes, strict=True)}
+        features = cnn_features(params, one[None])
+        answers.append(e * (features @ params["global"].T) + (1 - e) * (features @ params["personal"].T))
+    return torch.cat(answers), weights

@@ -554,7 +554,7 @@ def test_every_hyperparameter_is_tried():
     assert {name for kind in kinds for name in kind.__dataclass_fields__} - {"net", "predictor"} == tried
 
 
-@pytest.mark.parametrize("kind", [FineTune, APFL, Ditto])
+@pytest.mark.parametrize("kind", [FineTune, APFL])
 def test_global_models_that_are_those_of_fedavg(kind):
     fedavg, _ = run(Method(NET))
     progress, _ = run(kind(NET))

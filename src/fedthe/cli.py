@@ -123,8 +123,8 @@ def demo(
     _print_results(results, as_json)
     if not as_json:
         _stdout().print(
-            "FedAvg+FT is at home on its own client's data (original) and lost on other clients' (ooc); FedAvg is the "
-            "reverse. FedTHE weighs the two for every single sample, without a label."
+            "FedAvg+FT is good on its own client's data (original) and lost on other clients' (ooc); FedAvg is even. "
+            "FedTHE weighs a personal and a global head for every single sample, without a label."
         )
 
 
@@ -139,7 +139,10 @@ def run(
     """Run an experiment, or go on with one that was stopped."""
     from .config import read_config
 
-    _print_results(_run_with_progress(read_config(config, words or ())), as_json)
+    results = _run_with_progress(read_config(config, words or ()))
+    _print_results(results, as_json)
+    if not results.rows:
+        raise typer.Exit(1)  # every experiment failed
 
 
 def _run_with_progress(config: Config) -> Results:
@@ -180,6 +183,7 @@ def _print_results(results: Results, as_json: bool) -> None:
             json.dumps(
                 {
                     "results": results.table(),
+                    "std_over_seeds": results.std(),
                     "worst_client": results.worst(),
                     "costs": results.costs,
                     "failures": results.failures,
@@ -208,7 +212,8 @@ def _print_results(results: Results, as_json: bool) -> None:
         console.print(f"note: {escape(note)}", soft_wrap=True)
     for who, why in results.failures.items():
         console.print(f"failed: {escape(who)}: {escape(why)}", soft_wrap=True)
-    console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {results.folder}\n", soft_wrap=True)
+    folder = escape(str(results.folder))
+    console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {folder}\n", soft_wrap=True)
 
 
 @data.command("list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -71,7 +72,9 @@ class Config:
                 raise InputError(f"{name} must name at least one, and each only once, but it is {_show(values)}.")
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
-        _ = self.training, self.settings(self.seeds[0])  # refuse early what they refuse
+        if not (0 <= self.checkpoint_seconds < float("inf")):
+            raise InputError(f"checkpoint_seconds must not be negative or infinite, but is {self.checkpoint_seconds}.")
+        _ = self.training, [self.settings(seed) for seed in self.seeds]  # refuse early what they refuse
 
     @property
     def folder(self) -> Path:
@@ -81,7 +84,7 @@ class Config:
     def training(self) -> Training:
         base = OPTIMIZERS.get(self.net, Optimizer())
         if self.optimizer is not None and self.optimizer != base.name:
-            base = Optimizer(self.optimizer)
+            base = OPTIMIZERS["cct4"] if self.optimizer == "adam" else OPTIMIZERS["cnn"]
         given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay")}
         optimizer = replace(base, **{name: value for name, value in given.items() if value is not None})
         names = ("rounds", "participation", "local_epochs", "personal_epochs", "batch", "flip", "crop")
@@ -137,11 +140,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _put_hyper(values: dict[str, Any], key: str, value: Any) -> None:
-    parts = key.split(".")
-    if len(parts) != 3:
+    _, method, *path = key.split(".")
+    if not method or not all(path) or not path:
         raise InputError(f"{key!r} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
-    hyper = {method: dict(given) for method, given in values.get("hyper", {}).items()}
-    hyper.setdefault(parts[1], {})[parts[2]] = value
+    hyper = _convert("hyper", values.get("hyper", {}), _hint("hyper"))
+    hyper.setdefault(method, {})[".".join(path)] = value
     values["hyper"] = hyper
 
 
@@ -155,7 +158,7 @@ def _hint(key: str) -> Any:
 
 def _from_text(text: str, hint: Any) -> Any:
     """A word of the command line as the kind of value that the setting takes."""
-    if _optional(hint) and text.lower() in ("none", ""):
+    if _optional(hint) and text.lower() == "none":
         return None
     if typing.get_origin(_bare(hint)) is tuple:
         return [_guess(part) if part else part for part in text.split(",")]
@@ -175,6 +178,8 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if value is None and _optional(hint):
         return None
     hint = _bare(hint)
+    if hint is str and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     origin = typing.get_origin(hint)
     if origin is tuple:
         kind = typing.get_args(hint)[0]
@@ -188,7 +193,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if origin is dict:
         if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
             raise InputError(f"{key} must be tables by method, such as [hyper.fedthe], not {value!r}.")
-        return {method: dict(given) for method, given in value.items()}
+        return {method: _flatten(given) for method, given in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and key == "name" and isinstance(value, int | float):
@@ -196,6 +201,17 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise InputError(f"{key} must be {_KINDS[hint]}, not {value!r}.")
     return value
+
+
+def _flatten(given: Mapping[str, Any]) -> dict[str, Any]:
+    """[hyper.fedthe_plus.then] lr = 0.1 is the same as then.lr = 0.1"""
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{rest}": each for rest, each in _flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

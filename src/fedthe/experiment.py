@@ -6,6 +6,7 @@ was, a method or a seed added later costs only itself, and nothing is ever taken
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
@@ -17,19 +18,23 @@ import numpy as np
 from . import records, store
 from .config import Config, make_config, suggest
 from .data import load_dataset
-from .data.plan import Federation, build
+from .data.plan import CORRUPTION_VERSION, Federation, build
+from .data.pool import Pool
 from .engine.evaluate import answer_stream
 from .engine.memory import measure_peak
-from .engine.train import Diverged, Progress, deploy, make_shards, train
+from .engine.train import Failed, Progress, deploy, make_shards, train
 from .errors import InputError
-from .methods import METHODS
+from .methods import METHODS, STUDIES
 from .methods.base import Method, describe
+from .methods.fedthe import HeadEnsemble
 from .nets import NETS
 from .nets.net import Net
 from .progress import tell
 from .store import content_hash
 from .tree import Tree
 from .types import Shard
+
+FORMAT = 1  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,19 @@ class Results:
         """The worst client's percent, the mean over seeds."""
         return self._over_clients(np.min)
 
-    def _over_clients(self, reduce: Callable[[list[float]], Any]) -> dict[str, dict[str, float]]:
+    def std(self) -> dict[str, dict[str, float]]:
+        """The standard deviation over seeds of what `table` gives; 0 for a single seed."""
+        return self._over_clients(np.mean, np.std)
+
+    def _over_clients(
+        self, reduce: Callable[[list[float]], Any], over_seeds: Callable[[list[float]], Any] = np.mean
+    ) -> dict[str, dict[str, float]]:
         cells: dict[tuple[str, str], dict[int, list[float]]] = {}
         for row in self.rows:
             cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
         table: dict[str, dict[str, float]] = {}
         for (method, test), seeds in cells.items():
-            table.setdefault(method, {})[test] = float(np.mean([reduce(clients) for clients in seeds.values()]))
+            table.setdefault(method, {})[test] = float(over_seeds([reduce(clients) for clients in seeds.values()]))
         return table
 
 
@@ -86,44 +97,62 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     """Run an experiment, or go on with it. `fedthe.run(methods=["fedthe"], rounds=10)` or `fedthe.run(config)`."""
     config = make_config((config.as_dict() if config else {}) | settings)
     began, folder = time.perf_counter(), config.folder
-    methods = make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
+    make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
+    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
+    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
+    federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
+    tests = _pick_tests(config, federations[0])
+    for name in ("results.jsonl", "results.parquet", "summary.json", "trainings.json"):
+        (folder / name).unlink(missing_ok=True)  # they may be of other settings; what they came from stays
     store.write_json(folder / "config.json", config.as_dict())
     store.write_json(folder / "environment.json", records.describe_environment())
+
     answers: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
     trainings: dict[str, dict[str, Any]] = {}
-    notes: tuple[str, ...] = ()
-    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
-    for seed in config.seeds:
-        federation = build(dataset, config.settings(seed))
-        notes = federation.notes
-        tests = _pick_tests(config, federation)
+    for federation in federations:
+        seed = federation.settings.seed
         store.write_json(folder / f"manifest-{seed}.json", federation.manifest)
-        shards = make_shards(federation)
-        _, h, _, c = dataset.pool.images.shape
-        methods = make_methods(config, len(dataset.pool.classes), c, h)
+        work = _Work(config, folder, federation, make_shards(federation), tests, seed)
         for trained, served in group_by_training(methods).items():
-            work = _Work(config, folder, federation, shards, tests, seed)
             key = work.key_of(trained)
+            trainings[key] = {"seed": seed, "methods": list(served)}
             try:
                 progress, seconds = work.train(trained, key, list(served))
-                for name, method in served.items():
-                    answers.append(work.answer(name, method, key, progress))
-                trainings[key] = {"seed": seed, "methods": list(served), "rounds": progress.round, "seconds": seconds}
-            except Diverged as error:
+            except Failed as error:
                 failures |= {f"{name}, seed {seed}": str(error) for name in served}
-                trainings[key] = {"seed": seed, "methods": list(served), "failed": str(error)}
+                trainings[key]["failed"] = str(error)
+                continue
+            trainings[key] |= {"rounds": progress.round, "seconds": seconds}
+            for name, method in served.items():
+                try:
+                    answers.append(work.answer(name, method, key, progress))
+                except Failed as error:
+                    failures[f"{name}, seed {seed}"] = str(error)
     rows = tuple(Row(**row) for answer in answers for row in answer["rows"])
-    written = records.write_results(folder, [asdict(row) for row in rows])
-    store.write_json(folder / "trainings.json", trainings)
     costs = {answer["method"]: answer["costs"] for answer in answers}
-    seconds = time.perf_counter() - began
-    results = Results(rows, costs, failures, trainings, notes, folder, seconds)
-    store.write_json(
-        folder / "summary.json",
-        {"results": results.table(), "worst": results.worst(), "costs": costs, "failures": failures, "files": written},
-    )
+    notes = tuple(dict.fromkeys(note for federation in federations for note in federation.notes))
+    results = Results(rows, costs, failures, trainings, notes, folder, time.perf_counter() - began)
+    _write_results(results)
     return results
+
+
+def _write_results(results: Results) -> None:
+    written = records.write_results(results.folder, [asdict(row) for row in results.rows])
+    store.write_json(results.folder / "trainings.json", results.trainings)
+    tables = {"results": results.table(), "std_over_seeds": results.std(), "worst_client": results.worst()}
+    facts = {"costs": results.costs, "failures": results.failures, "notes": results.notes, "files": written}
+    store.write_json(results.folder / "summary.json", tables | facts)
+
+
+def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
+    """The channels and the side of the pool's images, if networks can take them."""
+    _, height, width, channels = pool.images.shape
+    if height != width:
+        raise InputError(f"{pool.name} has images of {height} x {width}; networks need square ones, so set size.")
+    if config.crop >= height:
+        raise InputError(f"crop must be less than the {height} pixels of a side, but is {config.crop}.")
+    return channels, height
 
 
 def group_by_training(methods: Mapping[str, Method]) -> dict[Method, dict[str, Method]]:
@@ -135,11 +164,17 @@ def group_by_training(methods: Mapping[str, Method]) -> dict[Method, dict[str, M
 
 
 def make_methods(config: Config, classes: int, channels: int, size: int) -> dict[str, Method]:
-    net = make_net(config, classes, channels, size)
-    unknown = [name for name in (*config.methods, *config.hyper) if name not in METHODS]
-    if unknown:
-        raise InputError(f"there is no method {unknown[0]!r}; {suggest(unknown[0], METHODS)}")
-    return {name: set_hyper(METHODS[name](net), config.hyper.get(name, {}), name) for name in config.methods}
+    net, known = make_net(config, classes, channels, size), METHODS | STUDIES
+    methods = {}
+    for name in dict.fromkeys((*config.methods, *config.hyper)):
+        if name not in known:
+            raise InputError(f"there is no method {name!r}; {suggest(name, known)}")
+        method = known[name](net)
+        if config.net == "cct4" and isinstance(method.predictor, HeadEnsemble):
+            method = set_hyper(method, {"search.lr": 0.01}, name)  # the paper's rate for this network
+        methods[name] = set_hyper(method, config.hyper.get(name, {}), name)
+        methods[name].predictor.check(methods[name])
+    return {name: methods[name] for name in config.methods}
 
 
 def make_net(config: Config, classes: int, channels: int, size: int) -> Net:
@@ -150,35 +185,44 @@ def make_net(config: Config, classes: int, channels: int, size: int) -> Net:
 
 
 def set_hyper(value: Any, given: Mapping[str, Any], name: str) -> Any:
-    """A method with some hyperparameters changed; they are looked for in the method, then in its predictor's parts."""
+    """A method with some hyperparameters changed: by name, or by the end of a path where a name stands for several."""
     for key, setting in given.items():
-        changed = _set_one(value, key, setting)
-        if changed is None:
-            raise InputError(f"{name} has no hyperparameter {key!r}; {suggest(key, _list_hyper(value))}")
-        value = changed
+        paths = list_hyper(value)
+        found = [path for path in paths if f".{path}".endswith(f".{key}")]
+        if not found:
+            has = suggest(key, {path.rsplit(".", 1)[-1] for path in paths}) if paths else "it has none."
+            raise InputError(f"{name} has no hyperparameter {key!r}; {has}")
+        if len(found) > 1:
+            ways = " or ".join(".".join(path.split(".")[-2:]) for path in found)
+            raise InputError(f"{name} has several hyperparameters {key!r}; write {ways}.")
+        value = _set_one(value, found[0].split("."), setting)
     return value
 
 
-def _set_one(value: Any, key: str, setting: Any) -> Any | None:
-    parts = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "net"}
-    if key in parts and not is_dataclass(parts[key]):
-        if isinstance(parts[key], float) and isinstance(setting, int) and not isinstance(setting, bool):
-            setting = float(setting)
-        if type(setting) is not type(parts[key]):
-            raise InputError(f"{key} must be like {parts[key]!r}, not {setting!r}.")
-        return replace(value, **{key: setting})
-    for part, inner in parts.items():
-        if is_dataclass(inner) and (changed := _set_one(inner, key, setting)) is not None:
-            return replace(value, **{part: changed})
-    return None
-
-
-def _list_hyper(value: Any) -> list[str]:
-    names = []
+def list_hyper(value: Any, before: str = "") -> dict[str, Any]:
+    """Every hyperparameter by its dotted path, and its value."""
+    listed: dict[str, Any] = {}
     for each in fields(value):
         inner = getattr(value, each.name)
-        names += _list_hyper(inner) if is_dataclass(inner) and each.name != "net" else [each.name]
-    return [name for name in names if name != "net"]
+        if is_dataclass(inner) and each.name != "net":
+            listed |= list_hyper(inner, f"{before}{each.name}.")
+        elif each.name not in ("net", "then"):  # a `then` of None is a part that is not there
+            listed[f"{before}{each.name}"] = inner
+    return listed
+
+
+def _set_one(value: Any, path: list[str], setting: Any) -> Any:
+    first, *rest = path
+    old = getattr(value, first)
+    if rest:
+        return replace(value, **{first: _set_one(old, rest, setting)})
+    if isinstance(old, float) and isinstance(setting, int) and not isinstance(setting, bool):
+        setting = float(setting)
+    if type(setting) is not type(old):
+        raise InputError(f"{first} must be like {old!r}, not {setting!r}.")
+    if isinstance(setting, float) and not math.isfinite(setting):
+        raise InputError(f"{first} must be finite, not {setting}.")
+    return replace(value, **{first: setting})
 
 
 def _pick_tests(config: Config, federation: Federation) -> list[str]:
@@ -201,8 +245,8 @@ class _Work:
 
     def key_of(self, method: Method) -> str:
         """A name for all that training this method depends on."""
-        content = (self.federation.manifest_hash, self.federation.pool.digest, self.seed)
-        return content_hash(describe(method), asdict(self.config.training), *content)[:16]
+        settings = asdict(self.config.training)
+        return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, self.seed)[:16]
 
     def train(self, method: Method, key: str, served: list[str]) -> tuple[Progress, float]:
         """The training of `method`, from its checkpoint or from the start."""
@@ -229,7 +273,7 @@ class _Work:
 
         try:
             progress = train(method, self.shards, settings, self.seed, progress, after_round)
-        except (Diverged, KeyboardInterrupt):
+        except (Failed, KeyboardInterrupt):
             if last is not None:
                 save(last)  # the last good round, to look at or to go on from
             raise
@@ -237,11 +281,12 @@ class _Work:
 
     def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
         """Deploy the method on every client and let it answer every test, unless that was done before."""
-        limits = (self.tests, self.config.samples, self.config.severity, self.federation.frost_digest)
-        key = content_hash(training, describe(method), *limits)[:16]
+        tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
+        key = content_hash(FORMAT, training, describe(method), *tested)[:16]
         path = self.folder / "answers" / f"{name}-{self.seed}-{key}.json"
+        samples_path = self.folder / "samples" / f"{path.stem}.npz"
         done = records.read_json(path)
-        if done is not None:
+        if done is not None and samples_path.exists():
             return dict(done)
         deployed = deploy(method, self.shards, self.config.training, self.seed, progress)
         rows: list[dict[str, Any]] = []
@@ -256,7 +301,7 @@ class _Work:
         forward, backward = method.predictor.passes
         costs = {"forward": forward, "backward": backward, "peak_mib": self._measure_memory(method, deployed[0])}
         answer = {"method": name, "seed": self.seed, "training": training, "is": describe(method), "costs": costs}
-        records.write_samples(self.folder / "samples" / f"{path.stem}.npz", samples)
+        records.write_samples(samples_path, samples)
         store.write_json(path, answer | {"rows": rows})
         return answer | {"rows": rows}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .. import store
 from ..errors import InputError
+from ..plugins import load_plugins
 from . import cifar, digits, folder, idx, imagenet32, npz, tiny_imagenet
 from .pool import Dataset, Pool
 from .source import Report, Source, locate, make_report, pick_shifts, pick_source
@@ -86,6 +87,8 @@ DATASETS: dict[str, Source] = {
         lies="path",
     ),
 }
+
+DATASETS |= load_plugins("fedthe.datasets", DATASETS)
 
 # The shifts of your own that any dataset takes: natural="npz:PATH" or "folder:PATH".
 OWN_SHIFTS = {"npz": npz.load_shift, "folder": folder.load_shift}

@@ -48,8 +48,8 @@ class Settings:
             raise InputError(f"severity must be 1, 2, 3, 4 or 5, not {self.severity}.")
         if self.partition not in ("balanced", "unbalanced"):
             raise InputError(f"partition must be balanced or unbalanced, not {self.partition!r}.")
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, but it is {self.seed}.")
+        if not 0 <= self.seed < 2**31:
+            raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,12 @@ class Federation:
     def manifest_hash(self) -> str:
         """Stands for who holds which rows, and who is tested on which."""
         return content_hash(self.manifest)
+
+    @cached_property
+    def training_hash(self) -> str:
+        """Stands for all that training sees: who trains on which rows, and the pixels of the pool."""
+        splits = [client["splits"] for client in self.manifest["clients"]]
+        return content_hash(splits, self.pool.digest)
 
     @cached_property
     def content_hash(self) -> str:

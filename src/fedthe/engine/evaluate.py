@@ -14,6 +14,7 @@ from ..data.augment import augmix
 from ..methods.base import Method, Views
 from ..tree import Tree
 from ..types import Shard, scale
+from .train import Failed
 
 AHEAD = 16  # samples whose views are drawn together: half the cost of one by one
 
@@ -35,15 +36,17 @@ def answer_stream(
     method: Method, mine: Tree, shard: Shard, images: np.ndarray, labels: np.ndarray, path: tuple[int | str, ...]
 ) -> Scores:
     """Answer images [n, h, w, c] in order, and score the answers; `path` keys the draws of augmented views."""
-    pixels = torch.from_numpy(images)
+    pixels = torch.from_numpy(images).to(shard.images.device)
     views = make_views(method, pixels, path)
     state = method.predictor.start(method, mine, shard)
     began = time.perf_counter()
     with torch.no_grad():  # who needs a gradient asks for it
         answers, _ = method.predictor.stream(method, mine, state, scale(pixels), views)
     seconds = time.perf_counter() - began
-    right = answers.logits.argmax(-1).numpy() == labels
-    return Scores(right, {name: value.detach().numpy() for name, value in answers.info.items()}, seconds)
+    if not answers.logits.isfinite().all():
+        raise Failed(f"an answer to {'/'.join(map(str, path))} is not finite")
+    right = answers.logits.argmax(-1).cpu().numpy() == labels
+    return Scores(right, {name: value.cpu().numpy() for name, value in answers.info.items()}, seconds)
 
 
 def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Views | None:
@@ -54,7 +57,7 @@ def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> V
 
     @lru_cache(maxsize=1)
     def draw_block(first: int) -> Tensor:
-        rows = torch.arange(first, min(first + AHEAD, len(pixels)))
+        rows = torch.arange(first, min(first + AHEAD, len(pixels)), device=pixels.device)
         seen = augmix(pixels[rows], (*path, "views"), rows, steps * count)
         return seen.reshape(len(rows), steps, count, *seen.shape[2:])
 

@@ -6,6 +6,7 @@ from what was drawn before, nor from how many rows the shard is padded to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..errors import InputError
 from ..methods.base import Loss
 from ..tree import Tree
 from ..types import Batch, Shard, scale
@@ -27,6 +29,12 @@ class Optimizer:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"{name} must be a finite number that is not negative, not {value}.")
 
     def over(self, leaves: list[Tensor], weight_decay: float | None) -> torch.optim.Optimizer:
         decay = self.weight_decay if weight_decay is None else weight_decay
@@ -60,7 +68,7 @@ class Fit:
         given = _detach(given or {})
         optimizer = self.optimizer.over(list(flat.values()), weight_decay)
         for epoch in range(self.epochs):
-            total = torch.zeros(())
+            total = torch.zeros((), device=shard.real.device)
             for batch in self.batches(shard, epoch):
                 losses = loss(trained, given, batch) * batch.weight
                 optimizer.zero_grad()
@@ -72,13 +80,13 @@ class Fit:
 
     def batches(self, shard: Shard, epoch: int) -> Iterator[Batch]:
         """All real rows once, in random order, each cropped and flipped at random. Padding never makes a batch."""
-        rows = torch.arange(len(shard.real))
+        rows = torch.arange(len(shard.real), device=shard.real.device)
         drawn = rng.words(rng.key(*self.path, epoch), (self.client << 32) + rows, 4)
         place = (drawn[:, 0] << 30 | drawn[:, 1] >> 2).masked_fill(~shard.real, torch.iinfo(torch.int64).max)
         order = torch.argsort(place)[: int(shard.real.sum())]
         for chosen in order.split(self.batch) if len(order) else ():  # split gives one empty part of nothing
             x = scale(self._augment(shard.images[chosen], drawn[chosen, 2], drawn[chosen, 3]))
-            yield Batch(x, shard.labels[chosen], torch.ones(len(chosen)), shard.counts)
+            yield Batch(x, shard.labels[chosen], torch.ones(len(chosen), device=x.device), shard.counts)
 
     def _augment(self, images: Tensor, where: Tensor, side: Tensor) -> Tensor:
         """images: uint8 [b, h, w, c]; `where` and `side` are 32-bit words [b]."""
@@ -94,9 +102,9 @@ def crop(images: Tensor, pad: int, down: Tensor, right: Tensor) -> Tensor:
     """images [b, h, w, c] with `pad` black pixels all around, cut to size at (down, right), each [b], 0 to 2 pad."""
     b, h, w, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, pad, pad, pad, pad))
-    rows = down[:, None] + torch.arange(h)
-    columns = right[:, None] + torch.arange(w)
-    return padded[torch.arange(b)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    rows = down[:, None] + torch.arange(h, device=images.device)
+    columns = right[:, None] + torch.arange(w, device=images.device)
+    return padded[torch.arange(b, device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def _start(leaf: Tensor) -> Tensor:

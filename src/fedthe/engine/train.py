@@ -48,8 +48,12 @@ class Progress:
     losses: tuple[float, ...] = field(default=())  # the mean local loss of each round
 
 
-class Diverged(Exception):
-    """A loss that is not finite. Training cannot go on from it."""
+class Failed(Exception):
+    """An experiment that cannot go on; the others can."""
+
+
+class Diverged(Failed):
+    """A loss or a parameter that is not finite. Training cannot go on from it."""
 
     def __init__(self, round: int, client: int, loss: float) -> None:
         super().__init__(f"the loss of client {client} in round {round} is {loss}")
@@ -84,8 +88,9 @@ def train_round(method: Method, shards: list[Shard], settings: Training, seed: i
     for k in chosen:
         mine[k] = personalize(method, shards[k], settings, seed, number, k, shared, mine[k])
         fit = make_fit(settings, seed, "local", number, k)
-        uploads.append(method.local(fit, shared, mine[k], shards[k]))
-        losses.append(_check_losses(fit, number, k))
+        upload = method.local(fit, shared, mine[k], shards[k])
+        losses.append(_check(fit, upload, number, k))
+        uploads.append(upload)
     weights = torch.tensor([float(shards[k].real.sum()) for k in chosen])
     shared = method.aggregate(shared, tree.stack(uploads), weights)
     mean = sum(losses) / len(losses)
@@ -97,7 +102,7 @@ def personalize(
 ) -> Tree:
     fit = make_fit(settings, seed, "personal", number, client)
     mine = method.personalize(fit, shared, mine, shard)
-    _check_losses(fit, number, client)
+    _check(fit, mine, number, client)
     return mine
 
 
@@ -136,8 +141,11 @@ def make_fit(settings: Training, seed: int, phase: str, number: int, client: int
     return Fit(settings.optimizer, epochs, settings.batch, settings.flip, settings.crop, path, client)
 
 
-def _check_losses(fit: Fit, number: int, client: int) -> float:
+def _check(fit: Fit, trained: Tree, number: int, client: int) -> float:
+    """The last loss, if all losses and all that was trained are finite."""
     for loss in fit.log:
         if not math.isfinite(loss):
             raise Diverged(number, client, loss)
+    if not all(bool(leaf.isfinite().all()) for leaf in tree.flatten(trained).values()):
+        raise Diverged(number, client, math.nan)  # the last step did it, after the last loss
     return fit.log[-1] if fit.log else 0.0

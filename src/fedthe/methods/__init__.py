@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..nets.net import Net
+from ..plugins import load_plugins
 from .ablations import ABLATIONS
 from .apfl import APFL
 from .base import Method
@@ -17,12 +18,13 @@ from .gma import GMA
 from .knn_per import KNN
 from .memo import Memo
 from .per_fedavg import PerFedAvg
+from .probing import Probe
 from .t3a import T3A
 from .term import TERM
 from .tsa import TSA
 from .ttt import TTT
 
-__all__ = ["ABLATIONS", "METHODS", "Method"]
+__all__ = ["ABLATIONS", "METHODS", "STUDIES", "Method"]
 
 METHODS: dict[str, Callable[[Net], Method]] = {
     # one global model
@@ -46,3 +48,12 @@ METHODS: dict[str, Callable[[Net], Method]] = {
     "fedthe": FedTHE,
     "fedthe_plus": FedTHEPlus,
 }
+# The rows of the paper's ablation, ablation_1 to ablation_16, and ways to fine-tune what FedAvg pre-trained.
+STUDIES: dict[str, Callable[[Net], Method]] = {
+    **{f"ablation_{name[1 : name.index(')')]}": make for name, make in ABLATIONS.items()},
+    "probe_lp": lambda net: Probe(net, mode="lp"),
+    "probe_ft": lambda net: Probe(net, mode="ft"),
+    "probe_lpft": lambda net: Probe(net, mode="lpft"),
+}
+
+METHODS |= load_plugins("fedthe.methods", METHODS)

@@ -55,6 +55,9 @@ class Predictor:
     `step` is the meaning. `stream` answers many samples at once and must say the same.
     """
 
+    def check(self, method: Method) -> None:
+        """Refuse, before any work, a method that this predictor cannot serve."""
+
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         """The state before the first sample."""
         return {}
@@ -131,7 +134,7 @@ class Method:
 
 def describe(method: Any) -> dict[str, Any]:
     """A method as plain data, for records: its class and its hyperparameters, nested ones too."""
-    values: dict[str, Any] = {"is": type(method).__name__}
+    values: dict[str, Any] = {"is": f"{type(method).__module__}.{type(method).__qualname__}"}
     for name in method.__dataclass_fields__:
         value = getattr(method, name)
         values[name] = describe(value) if hasattr(value, "__dataclass_fields__") else value

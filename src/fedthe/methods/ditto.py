@@ -26,6 +26,9 @@ class Ditto(Method):
         # the pull is the only regularisation: no weight decay
         return fit(self.pulled_loss, mine, shard, shared, weight_decay=0.0)
 
+    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
+        return fit(self.loss, shared, shard, weight_decay=0.0)  # as the paper trains Ditto, here too
+
     def pulled_loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
         squares = tree.map_leaves(lambda v, w: (v - w).square().sum(), params, given)
         return self.loss(params, {}, batch) + self.lam / 2 * sum(tree.flatten(squares).values())

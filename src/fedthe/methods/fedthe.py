@@ -4,10 +4,12 @@ on each client, and at test time a weight between the two for every sample."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..tree import Tree
 from ..types import Batch, Shard, scale
 from .base import Answers, Fit, Method, Predictor, Views
@@ -24,7 +26,7 @@ class TwoHeads(Method):
     balanced_personal: bool = False
 
     def init(self, params: Tree) -> tuple[Tree, Tree]:
-        zero = torch.zeros(self.net.feature_dim)
+        zero = params["head"]["out"].new_zeros(self.net.feature_dim)
         shared = params | {"descriptor": zero}
         return shared, shared | {"personal": params["head"], "own_descriptor": zero}
 
@@ -62,7 +64,7 @@ class TwoHeads(Method):
 
 def mean_feature(method: Method, body: Tree, shard: Shard, chunk: int = 500) -> Tensor:
     """The descriptor: the mean feature [d] of the client's own training rows, as they are, unaugmented."""
-    total = torch.zeros(method.net.feature_dim)
+    total = shard.counts.new_zeros(method.net.feature_dim)
     with torch.no_grad():
         for x, real in zip(shard.images.split(chunk), shard.real.split(chunk), strict=True):
             total = total + (method.net.features(body, scale(x)) * real[:, None]).sum(0)
@@ -80,6 +82,15 @@ class HeadEnsemble(Predictor):
     history: bool = True
     batch: int = 1  # samples that share one e; more than 1 is the paper's batch-wise variant
     then: Memo | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.alpha <= 1 and 0 <= self.beta <= 1 and self.batch >= 1):
+            raise InputError(
+                f"alpha and beta must be from 0 to 1 and batch at least 1, "
+                f"but they are {self.alpha}, {self.beta} and {self.batch}."
+            )
+        if self.weighting not in get_args(Weighting):
+            raise InputError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {self.weighting!r}.")
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         nothing = torch.full_like(mine["descriptor"], float("nan"))  # no sample seen yet

@@ -38,6 +38,10 @@ class Search:
     beta2: float = 0.999
     eps: float = 1e-8
 
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not 0 < self.lr < math.inf:
+            raise InputError(f"steps must not be negative and lr positive, but they are {self.steps} and {self.lr}.")
+
 
 def head_ensemble(
     features: Tensor,
@@ -95,9 +99,9 @@ def smooth(features: Tensor, history: Tensor | None, alpha: float, beta: float) 
 
 def measure_gap(smoothed: Tensor, global_descriptor: Tensor, local_descriptor: Tensor) -> Tensor:
     """How much farther a sample is from the global descriptor than from the local one [n]."""
-    to_global: Tensor = torch.linalg.vector_norm(smoothed - global_descriptor, dim=-1)
-    to_local: Tensor = torch.linalg.vector_norm(smoothed - local_descriptor, dim=-1)
-    return to_global - to_local
+    to_global: Tensor = torch.linalg.vector_norm((smoothed - global_descriptor).double(), dim=-1)
+    to_local: Tensor = torch.linalg.vector_norm((smoothed - local_descriptor).double(), dim=-1)
+    return (to_global - to_local).to(smoothed.dtype)
 
 
 def find_weight(
@@ -113,6 +117,9 @@ def find_weight(
 
     `together` gives all samples one e, which minimises the mean.
     """
+    # in float64: where the heads agree, the slopes nearly cancel, and Adam makes the rounding of float32 count
+    dtype = gap.dtype
+    global_logits, local_logits, gap = global_logits.double(), local_logits.double(), gap.double()
     lam = _weigh_losses(global_logits, local_logits, weighting)
     difference = global_logits - local_logits
     score, m, v = torch.zeros_like(gap), torch.zeros_like(gap), torch.zeros_like(gap)
@@ -129,7 +136,7 @@ def find_weight(
         v = search.beta2 * v + (1 - search.beta2) * gradient**2
         rate = search.lr / (1 - search.beta1**t)
         score = score - rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
-    return torch.sigmoid(2 * score)
+    return torch.sigmoid(2 * score).to(dtype)
 
 
 def _weigh_losses(global_logits: Tensor, local_logits: Tensor, weighting: Weighting) -> Tensor | float:
@@ -170,9 +177,10 @@ def _check(
             f"with n at least 1, but got {shapes}."
         )
     for name, value in given.items():
-        if value.dtype != features.dtype or not value.is_floating_point():
+        if value.dtype != features.dtype or value.dtype not in (torch.float32, torch.float64):
             raise InputError(
-                f"head_ensemble needs floats of one type, but features are {features.dtype} and {name} {value.dtype}."
+                f"head_ensemble needs float32 or float64 throughout, "
+                f"but features are {features.dtype} and {name} {value.dtype}."
             )
         if not torch.isfinite(value).all():
             raise InputError(f"head_ensemble needs finite numbers, but {name} holds inf or nan.")

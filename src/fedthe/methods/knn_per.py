@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..errors import InputError
 from ..tree import Tree
 from ..types import Shard, scale
 from .base import Answers, Method, Predictor, Views
@@ -19,6 +20,13 @@ class KNN(Predictor):
     k: int = 10
     scale: float = 1.0  # of the distances: a neighbour at Euclidean distance d counts exp(-d / scale)
     grid: float = 0.01  # the spacing of the lambdas that are tried
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or not self.scale > 0 or not 0 < self.grid <= 1:
+            raise InputError(
+                f"knn_per needs k of at least 1, a positive scale and a grid above 0 and at most 1, "
+                f"but has {self.k}, {self.scale} and {self.grid}."
+            )
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         h = collect_features(method, mine, shard.images)

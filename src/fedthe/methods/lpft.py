@@ -18,6 +18,9 @@ class LPFT(Predictor):
     probe_steps: int = 3  # the paper names neither this nor the rate: as many and as long as those of MEMO
     probe_lr: float = 0.0005
 
+    def __post_init__(self) -> None:
+        replace(self.then, steps=self.probe_steps, lr=self.probe_lr)  # refuses what cannot be tuned with
+
     def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
         seen = x.new_empty(0) if views is None else views
         probed = self.probe(method.logits, mine, seen[: self.probe_steps])

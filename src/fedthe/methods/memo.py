@@ -3,6 +3,7 @@ prediction over its augmented views confident, then forget."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..errors import InputError
 from ..tree import Tree
 from .base import Answers, Method, Predictor
 from .losses import marginal_entropy
@@ -22,6 +24,13 @@ class Memo(Predictor):
     views: int = 32  # 16 in FedTHE+
     steps: int = 3
     lr: float = 0.0005
+
+    def __post_init__(self) -> None:
+        if self.views < 1 or self.steps < 0 or not 0 <= self.lr < math.inf:
+            raise InputError(
+                f"memo: views must be at least 1, and steps and lr not negative, "
+                f"but they are {self.views}, {self.steps} and {self.lr}."
+            )
 
     def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
         seen = x.new_empty(0) if views is None else views  # no steps, no views

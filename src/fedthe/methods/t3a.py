@@ -22,12 +22,16 @@ class T3A(Predictor):
 
     m: int = 50
 
+    def __post_init__(self) -> None:
+        if self.m < 1:
+            raise InputError(f"t3a: m, the slots of a class, must be at least 1, but is {self.m}.")
+
+    def check(self, method: Method) -> None:
+        if method.net.head_layers != 1:
+            raise InputError(f"t3a needs a head of one linear layer, but head_layers is {method.net.head_layers}.")
+
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        if method.net.head_layers != 1 or self.m < 1:
-            raise InputError(
-                f"t3a needs a head of one linear layer and at least one slot per class, "
-                f"but head_layers is {method.net.head_layers} and m is {self.m}."
-            )
+        self.check(method)
         rows = mine["head"]["out"]  # the first support of each class is its own weight vector
         doubt = entropy(method.net.head(mine["head"], rows))
         return {

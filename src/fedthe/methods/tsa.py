@@ -23,6 +23,9 @@ class TSA(Predictor):
     steps: int = 10
     lr: float = 0.1
 
+    def __post_init__(self) -> None:
+        Search(self.steps, self.lr)  # refuses what cannot be searched with
+
     def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
         return self.stream(method, mine, state, x, None if views is None else lambda _: views[None])
 

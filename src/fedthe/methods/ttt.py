@@ -3,6 +3,7 @@ before answering a sample, train it and the extractor to tell that of the sample
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import tree
+from ..errors import InputError
 from ..tree import Tree
 from ..types import Batch, Shard
 from .base import Answers, Fit, Method, Predictor
@@ -20,6 +22,10 @@ from .losses import cross_entropy
 class Online(Predictor):
     lr: float = 0.001
     steps: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or not 0 <= self.lr < math.inf:
+            raise InputError(f"ttt: steps and lr must not be negative, but they are {self.steps} and {self.lr}.")
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         return {"body": mine["body"], "rotation": mine["rotation"]}

@@ -1,0 +1,88 @@
+"""FedTHE and FedTHE+ as a whole, judged by rounds, deployment and test time written out literally."""
+
+import numpy as np
+import pytest
+import torch
+
+import oracles
+from conftest import make_pool
+from fedthe.data.plan import Settings, build
+from fedthe.data.pool import Dataset, Pool
+from fedthe.engine.evaluate import make_views
+from fedthe.engine.fit import Optimizer
+from fedthe.engine.train import Training, deploy, make_fit, make_shards, sample_clients, train
+from fedthe.methods.fedthe import FedTHE, FedTHEPlus
+from fedthe.nets.cnn import CNN
+from fedthe.types import scale
+
+NET = CNN(3, size=16)
+TRAINING = Training(rounds=3, participation=0.67, local_epochs=2, batch=16, crop=2, optimizer=Optimizer(lr=0.05))
+CLIENT = 1
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Three clients of unequal size, trained for three rounds by the engine and by hand."""
+    settings = Settings(3, 1.0, 0, "unbalanced")
+    noise = make_pool(np.arange(200) % 3, size=16)
+    bright = (noise.images // 3 + 80 * noise.labels[:, None, None, None]).astype(np.uint8)  # classes one can tell apart
+    federation = build(Dataset(Pool("bright", bright, noise.labels, noise.classes)), settings)
+    shards = make_shards(federation)
+    assert len({len(shard.labels) for shard in shards}) == 3
+
+    def batches(phase, number, k, epochs):
+        fit = make_fit(TRAINING, 0, phase, number, k)
+        return [batch for epoch in range(epochs) for batch in fit.batches(shards[k], epoch)]
+
+    def personalize(body, personal, number, k):
+        own = batches("personal", number, k, 1)
+        return oracles.fedthe_personalize(body, personal, scale(shards[k].images), own, 0.05, 5e-4)
+
+    params = NET.init(0)
+    body, head, descriptor = params["body"], params["head"]["out"], torch.zeros(64)
+    personal = [head] * 3
+    for number in range(3):
+        uploads = []
+        for k in sample_clients(3, 0.67, 0, number):
+            personal[k], own = personalize(body, personal[k], number, k)
+            local = batches("local", number, k, 2)
+            trained = oracles.fedthe_local(body, head, shards[k].labels, 3, local, 0.05, 5e-4)
+            uploads.append((len(shards[k].labels), *trained, own))
+        rows = sum(n for n, *_ in uploads)
+        body = {name: sum(n * b[name] for n, b, _, _ in uploads) / rows for name in body}
+        head = sum(n * w for n, _, w, _ in uploads) / rows
+        descriptor = sum(n * own for n, _, _, own in uploads) / rows
+    deployed, own = personalize(body, personal[CLIENT], 3, CLIENT)
+    by_hand = {"body": body, "head": head, "descriptor": descriptor, "personal": deployed, "own": own}
+    return federation, shards, train(FedTHE(NET), shards, TRAINING, 0), by_hand
+
+
+def test_training_equals_the_rounds_written_out(world):
+    _, _, progress, by_hand = world
+    for name, value in by_hand["body"].items():
+        assert (progress.shared["body"][name] - value).abs().max() < 1e-6, name
+    assert (progress.shared["head"]["out"] - by_hand["head"]).abs().max() < 1e-6
+    assert (progress.shared["descriptor"] - by_hand["descriptor"]).abs().max() < 1e-5
+
+
+def test_deployment_is_one_more_personalization_of_the_last_model(world):
+    _, shards, progress, by_hand = world
+    mine = deploy(FedTHE(NET), shards, TRAINING, 0, progress)[CLIENT]
+    assert (mine["personal"]["out"] - by_hand["personal"]).abs().max() < 1e-6
+    assert (mine["own_descriptor"] - by_hand["own"]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("method", [FedTHE(NET), FedTHEPlus(NET)])
+def test_test_time_equals_the_algorithm_written_out(world, method):
+    federation, shards, progress, by_hand = world
+    mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
+    images = torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:10])
+    views = make_views(method, images, (0, "mixture", CLIENT))
+    state = method.predictor.start(method, mine, shards[CLIENT])
+    answers, _ = method.predictor.stream(method, mine, state, scale(images), views)
+    seen = torch.empty(10, 0) if views is None else views(torch.arange(10))
+    parts = (by_hand[name] for name in ("body", "head", "personal", "descriptor", "own"))
+    logits, weights = oracles.fedthe_plus_stream(*parts, scale(images), seen)
+    assert (answers.info["e"] - weights).abs().max() < 1e-4
+    assert (answers.logits - logits).abs().max() < 1e-4
+    assert weights.std() > 0.01  # a stream on which e is not one number
