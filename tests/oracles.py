@@ -599,9 +599,11 @@ def nll(logits, y):
 
 def fedthe_personalize(body, personal, images, batches, lr, decay):
     """The personal head after an epoch on the received, frozen extractor, and the mean feature under it."""
-    trained = descend_by_name(
-        {"w": personal}, lambda p, b: nll(cnn_features(body, b.x) @ p["w"].T, b.y), batches, lr, decay
-    )
+
+    def loss(p, b):
+        return nll(cnn_features(body, b.x) @ p["w"].T, b.y)
+
+    trained = descend_by_name({"w": personal}, loss, batches, lr, decay)
     return trained["w"], cnn_features(body, images).mean(0)
 
 

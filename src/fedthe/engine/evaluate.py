@@ -59,10 +59,11 @@ def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> V
     def draw_block(first: int) -> Tensor:
         rows = torch.arange(first, min(first + AHEAD, len(pixels)), device=pixels.device)
         seen = augmix(pixels[rows], (*path, "views"), rows, steps * count)
-        return seen.reshape(len(rows), steps, count, *seen.shape[2:])
+        last = seen.movedim(2, -1)  # channels last, the order that convolutions like
+        return last.reshape(len(rows), steps, count, *last.shape[2:])
 
     def views(positions: Tensor) -> Tensor:
         places = [divmod(position, AHEAD) for position in positions.tolist()]
-        return torch.stack([draw_block(AHEAD * block)[place] for block, place in places])
+        return torch.stack([draw_block(AHEAD * block)[place] for block, place in places]).movedim(-1, -3)
 
     return views

@@ -1,0 +1,1 @@
+"""Studies: what to compare, as small programs over the engine."""

@@ -1,0 +1,89 @@
+"""How to make a pre-trained extractor one's own: linear probing, fine-tuning, or first one and then the other.
+
+The paper's motivation, https://arxiv.org/abs/2205.10920, section 3: fine-tuning wins on a client's own data and loses
+on shifted data, where the features it started from were better. The extractor is pre-trained, centrally, on some of the
+classes; clients then hold the others, which it has never seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..data.plan import Settings, build
+from ..data.pool import Dataset, Pool
+from ..engine.evaluate import answer_stream
+from ..engine.fit import Fit
+from ..engine.train import Progress, Training, deploy, make_shards
+from ..errors import InputError
+from ..methods.base import Method
+from ..methods.probing import Probe
+from ..nets import NETS
+from ..progress import track
+from ..tree import Tree
+from ..types import Shard
+
+MODES = ("lp", "ft", "lpft")
+
+
+def compare_probing(
+    dataset: Dataset,
+    seen: Sequence[int],
+    settings: Settings,
+    training: Training,
+    *,
+    net: str = "cnn",
+    pretrain_epochs: int = 20,
+    samples: int | None = None,
+) -> dict[str, dict[str, float]]:
+    """Percent right by way of fine-tuning and test, the mean over clients; `seen` are the classes to pre-train on."""
+    classes = len(dataset.pool.classes)
+    rest = [c for c in range(classes) if c not in set(seen)]
+    if len(seen) < 2 or len(rest) < 2 or not all(0 <= c < classes for c in seen):
+        raise InputError(f"seen must name at least two of the {classes} classes and leave two, but it is {list(seen)}.")
+    _, size, _, channels = dataset.pool.images.shape
+    body = pretrain(keep_classes(dataset.pool, seen), net, training, settings.seed, pretrain_epochs)
+    others = {name: keep_classes(shift, rest) for name, shift in dataset.natural.items()}
+    federation = build(Dataset(keep_classes(dataset.pool, rest), others), settings)
+    shards = make_shards(federation)
+    model = NETS[net](len(rest), channels, size)
+    shared = model.init(settings.seed) | {"body": body}
+    progress = Progress(0, shared, (shared,) * settings.clients)
+    table: dict[str, dict[str, float]] = {}
+    for mode in track("probing", MODES):
+        method = Probe(model, mode=mode)  # type: ignore[arg-type]
+        mine = deploy(method, shards, training, settings.seed, progress)
+        table[mode] = {}
+        for test, streams in federation.tests.items():
+            scores = []
+            for k, stream in enumerate(streams):
+                if stream is not None:
+                    some = stream.take(np.arange(min(len(stream), samples or len(stream))))
+                    images, labels = federation.images(some), federation.labels(some)
+                    scores.append(answer_stream(method, mine[k], shards[k], images, labels, (test, k)).accuracy)
+            table[mode][test] = 100 * float(np.mean(scores))
+    return table
+
+
+def keep_classes(pool: Pool, classes: Sequence[int]) -> Pool:
+    """The rows of some classes, counted anew in their order."""
+    kept = np.flatnonzero(np.isin(pool.labels, classes))
+    if not len(kept):
+        raise InputError(f"{pool.name} has no image of the classes {list(classes)}.")
+    place = {c: i for i, c in enumerate(classes)}
+    labels = np.array([place[c] for c in pool.labels[kept].tolist()])
+    return Pool(pool.name, pool.images[kept], labels, tuple(pool.classes[c] for c in classes))
+
+
+def pretrain(pool: Pool, net: str, training: Training, seed: int, epochs: int) -> Tree:
+    """The body of a network trained centrally on a pool."""
+    _, size, _, channels = pool.images.shape
+    model = NETS[net](len(pool.classes), channels, size)
+    images, labels = torch.from_numpy(pool.images), torch.from_numpy(pool.labels)
+    counts, real = torch.bincount(labels).float(), torch.ones(len(labels), dtype=torch.bool)
+    shard = Shard(images, labels, real, counts, images[:0], labels[:0], real[:0])
+    fit = Fit(training.optimizer, epochs, training.batch, training.flip, training.crop, (seed, "pretrain"), 0)
+    trained = fit(Method(model).loss, model.init(seed), shard)
+    return dict(trained["body"])
