@@ -9,9 +9,6 @@ The DataLoader is measured without workers and with one, and the faster one coun
 from __future__ import annotations
 
 import random
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +21,7 @@ from fedthe.engine.fit import Fit, Optimizer
 from fedthe.methods.base import Method
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard
-from testtime import Module
+from testtime import Module, measure
 
 RESULT = Path(__file__).with_suffix(".json")
 ROWS = 1500
@@ -45,16 +42,6 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
             image = ImageOps.mirror(image)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
         return (pixels - 0.5) / 0.5, int(self.labels[index])
-
-
-def measure(work: Callable[[], object], runs: int = 5) -> float:
-    work()
-    times = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
 
 
 def main() -> None:
@@ -78,7 +65,11 @@ def main() -> None:
             torch.nn.functional.cross_entropy(module(x), target).backward()
             optimizer.step()
 
-    seconds = {"ours": measure(ours), "field": measure(lambda: field(0)), "field_worker": measure(lambda: field(1))}
+    seconds = {
+        "ours": measure(ours, 5),
+        "field": measure(lambda: field(0), 5),
+        "field_worker": measure(lambda: field(1), 5),
+    }
     best = min(seconds["field"], seconds["field_worker"])
     gflop = ROWS * 3 * 2e-9 * (28 * 28 * 2400 + 10 * 10 * 51200 + 102400 + 640)
     for name, value in seconds.items():

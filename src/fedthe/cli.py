@@ -136,7 +136,11 @@ def run(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run an experiment, or go on with one that was stopped."""
+    """Run an experiment, or go on with one that was stopped.
+
+    CONFIG is a TOML file, such as configs/quick.toml. KEY=VALUE words change its settings: rounds=10
+    methods=fedthe,ditto seeds=0,1,2 hyper.fedthe.alpha=0.2 out=FOLDER.
+    """
     from .config import read_config
 
     results = _run_with_progress(read_config(config, words or ()))
@@ -282,7 +286,10 @@ def show(
     out: Out = Path("federation"),
     as_json: Json = False,
 ) -> None:
-    """Turn a dataset into clients and test distributions, and draw both."""
+    """Turn a dataset into clients and test distributions, and draw both.
+
+    SPEC is a name of `fedthe data list`, or NAME:PATH, such as npz:mine.npz or folder:photos.
+    """
     from .data.plan import Settings
 
     settings = Settings(clients, dirichlet, seed, partition, severity, frost)  # type: ignore[arg-type]
