@@ -29,7 +29,7 @@ from .methods.base import Method, describe
 from .methods.fedthe import HeadEnsemble
 from .nets import NETS
 from .nets.net import Net
-from .progress import tell
+from .progress import tell, track
 from .store import content_hash
 from .tree import Tree
 from .types import Shard
@@ -291,13 +291,12 @@ class _Work:
         deployed = deploy(method, self.shards, self.config.training, self.seed, progress)
         rows: list[dict[str, Any]] = []
         samples: dict[str, np.ndarray] = {}
-        for i, test in enumerate(self.tests):
-            for k, mine in enumerate(deployed):
-                tell(f"testing {name}", i * len(deployed) + k, len(self.tests) * len(deployed), test)
-                row, detail = self._answer_one(name, method, mine, test, k)
-                if row is not None:
-                    rows.append(asdict(row))
-                    samples |= {f"{test}/{k}/{column}": values for column, values in detail.items()}
+        streams = [(test, k) for test in self.tests for k in range(len(deployed))]
+        for test, k in track(f"testing {name}", streams):
+            row, detail = self._answer_one(name, method, deployed[k], test, k)
+            if row is not None:
+                rows.append(asdict(row))
+                samples |= {f"{test}/{k}/{column}": values for column, values in detail.items()}
         forward, backward = method.predictor.passes
         costs = {"forward": forward, "backward": backward, "peak_mib": self._measure_memory(method, deployed[0])}
         answer = {"method": name, "seed": self.seed, "training": training, "is": describe(method), "costs": costs}
