@@ -59,6 +59,14 @@ def test_names_from_a_file_are_text_not_markup(fedthe, tmp_path):
     assert "漢…" in shown
 
 
+def test_a_test_that_no_client_has_is_shown_as_such(fedthe, tmp_path):
+    data = write_npz(tmp_path / "mine.npz")
+    arguments = ("data", "show", f"npz:{data}", "--natural", f"npz:{data}", "--clients", 3, "-o", tmp_path / "out")
+    shown = fedthe(*arguments).out
+    assert "300 images are in mine too and left out" in shown
+    assert "natural (mine)" in shown
+
+
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(fedthe, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert "cannot write below" in fedthe("data", "show", "digits", "-o", tmp_path / "file" / "x", exits=2).err

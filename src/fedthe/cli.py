@@ -183,21 +183,7 @@ def _bars() -> Iterator[None]:
 
 def _print_results(results: Results, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "results": results.table(),
-                    "std_over_seeds": results.std(),
-                    "worst_client": results.worst(),
-                    "costs": results.costs,
-                    "failures": results.failures,
-                    "trainings": results.trainings,
-                    "notes": list(results.notes),
-                    "folder": str(results.folder),
-                    "seconds": results.seconds,
-                }
-            )
-        )
+        print(json.dumps(results.summary()))
         return
     from rich.markup import escape
 
@@ -357,7 +343,8 @@ def _print_federation(federation: Federation) -> None:
     tests = _table("test distribution", "clients", "samples each", "samples", title="What they are tested on")
     for name, streams in federation.tests.items():
         sizes = [len(stream) for stream in streams if stream is not None]
-        each = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        least, most = min(sizes, default=0), max(sizes, default=0)
+        each = f"{least}" if least == most else f"{least} to {most}"
         label = name
         if name in federation.dataset.natural:
             label += f" ({clean(federation.dataset.natural[name].name)})"

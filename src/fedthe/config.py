@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import types
 import typing
@@ -15,6 +14,7 @@ from .data.plan import Settings
 from .engine.fit import Optimizer
 from .engine.train import Training
 from .errors import InputError
+from .text import find_nearest
 
 # What the paper trains each network with.
 OPTIMIZERS = {
@@ -117,13 +117,6 @@ def make_config(values: Mapping[str, Any]) -> Config:
     return Config(**{key: _convert(key, value, _hint(key)) for key, value in values.items()})
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of a refusal: the nearest known word, or all of them."""
-    known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    return f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}."
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         import tomllib
@@ -152,7 +145,7 @@ def _hint(key: str) -> Any:
     hints = typing.get_type_hints(Config)
     known = [each.name for each in fields(Config)]
     if key not in known:
-        raise InputError(f"there is no setting {key!r}; {suggest(key, known)}")
+        raise InputError(f"there is no setting {key!r}; {find_nearest(key, known)}")
     return hints[key]
 
 
@@ -188,7 +181,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise InputError(f"{key} cannot be {value!r}; {suggest(str(value), choices)}")
+            raise InputError(f"{key} cannot be {value!r}; {find_nearest(str(value), choices)}")
         return value
     if origin is dict:
         if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from . import records, store
-from .config import Config, make_config, suggest
+from .config import Config, make_config
 from .data import load_dataset
 from .data.plan import CORRUPTION_VERSION, Federation, build
 from .data.pool import Pool
@@ -31,6 +31,7 @@ from .nets import NETS
 from .nets.net import Net
 from .progress import tell, track
 from .store import content_hash
+from .text import find_nearest
 from .tree import Tree
 from .types import Shard
 
@@ -80,6 +81,20 @@ class Results:
     def std(self) -> dict[str, dict[str, float]]:
         """The standard deviation over seeds of what `table` gives; 0 for a single seed."""
         return self._over_clients(np.mean, np.std)
+
+    def summary(self) -> dict[str, Any]:
+        """The tables and all that stands beside them, as plain data."""
+        return {
+            "results": self.table(),
+            "std_over_seeds": self.std(),
+            "worst_client": self.worst(),
+            "costs": self.costs,
+            "failures": self.failures,
+            "trainings": self.trainings,
+            "notes": list(self.notes),
+            "folder": str(self.folder),
+            "seconds": self.seconds,
+        }
 
     def _over_clients(
         self, reduce: Callable[[list[float]], Any], over_seeds: Callable[[list[float]], Any] = np.mean
@@ -133,16 +148,10 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     costs = {answer["method"]: answer["costs"] for answer in answers}
     notes = tuple(dict.fromkeys(note for federation in federations for note in federation.notes))
     results = Results(rows, costs, failures, trainings, notes, folder, time.perf_counter() - began)
-    _write_results(results)
+    records.write_results(folder, [asdict(row) for row in rows])
+    store.write_json(folder / "trainings.json", trainings)
+    store.write_json(folder / "summary.json", results.summary())
     return results
-
-
-def _write_results(results: Results) -> None:
-    written = records.write_results(results.folder, [asdict(row) for row in results.rows])
-    store.write_json(results.folder / "trainings.json", results.trainings)
-    tables = {"results": results.table(), "std_over_seeds": results.std(), "worst_client": results.worst()}
-    facts = {"costs": results.costs, "failures": results.failures, "notes": results.notes, "files": written}
-    store.write_json(results.folder / "summary.json", tables | facts)
 
 
 def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
@@ -168,7 +177,7 @@ def make_methods(config: Config, classes: int, channels: int, size: int) -> dict
     methods = {}
     for name in dict.fromkeys((*config.methods, *config.hyper)):
         if name not in known:
-            raise InputError(f"there is no method {name!r}; {suggest(name, known)}")
+            raise InputError(f"there is no method {name!r}; {find_nearest(name, known)}")
         method = known[name](net)
         if config.net == "cct4" and isinstance(method.predictor, HeadEnsemble):
             method = set_hyper(method, {"search.lr": 0.01}, name)  # the paper's rate for this network
@@ -179,7 +188,7 @@ def make_methods(config: Config, classes: int, channels: int, size: int) -> dict
 
 def make_net(config: Config, classes: int, channels: int, size: int) -> Net:
     if config.net not in NETS:
-        raise InputError(f"there is no network {config.net!r}; {suggest(config.net, NETS)}")
+        raise InputError(f"there is no network {config.net!r}; {find_nearest(config.net, NETS)}")
     more = {"width": config.width} if config.net == "resnet20_gn" else {}
     return NETS[config.net](classes, channels, size, config.head_layers, **more)
 
@@ -190,7 +199,7 @@ def set_hyper(value: Any, given: Mapping[str, Any], name: str) -> Any:
         paths = list_hyper(value)
         found = [path for path in paths if f".{path}".endswith(f".{key}")]
         if not found:
-            has = suggest(key, {path.rsplit(".", 1)[-1] for path in paths}) if paths else "it has none."
+            has = find_nearest(key, {path.rsplit(".", 1)[-1] for path in paths}) if paths else "it has none."
             raise InputError(f"{name} has no hyperparameter {key!r}; {has}")
         if len(found) > 1:
             ways = " or ".join(".".join(path.split(".")[-2:]) for path in found)
@@ -228,7 +237,7 @@ def _set_one(value: Any, path: list[str], setting: Any) -> Any:
 def _pick_tests(config: Config, federation: Federation) -> list[str]:
     for test in config.tests or ():
         if test not in federation.tests:
-            raise InputError(f"there is no test {test!r} here; {suggest(test, federation.tests)}")
+            raise InputError(f"there is no test {test!r} here; {find_nearest(test, federation.tests)}")
     return [test for test in federation.tests if config.tests is None or test in config.tests]
 
 

@@ -83,8 +83,8 @@ def write_samples(path: Path, columns: Mapping[str, np.ndarray]) -> None:
         np.savez_compressed(file, **columns)  # type: ignore[arg-type]
 
 
-def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """results.jsonl, and results.parquet where pyarrow is installed; the names of what was written."""
+def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """results.jsonl, and results.parquet where pyarrow is installed."""
     rows = list(rows)
     with store.whole_file(folder / "results.jsonl") as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -92,10 +92,9 @@ def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> list[str]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        return ["results.jsonl"]
+        return
     with store.whole_file(folder / "results.parquet") as part:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), part)
-    return ["results.jsonl", "results.parquet"]
 
 
 def describe_environment() -> dict[str, Any]:

@@ -30,6 +30,7 @@ from torch.nn.functional import grid_sample, pad
 
 from .. import rng
 from ..errors import InputError
+from .images import check_images
 
 OPS = (
     "autocontrast",
@@ -71,16 +72,7 @@ def augmix(images: Tensor, key_path: tuple[int | str, ...], items: Tensor, views
 
 
 def _check(images: Tensor, items: Tensor, views: int) -> None:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or min(images.shape[1:3]) < 8:
-        raise InputError(
-            "images to augment must be uint8 [n, height, width, 1 or 3] of at least 8 x 8 pixels, "
-            f"but they are {images.dtype} {list(images.shape)}."
-        )
-    if items.dtype != torch.int64 or items.shape != images.shape[:1]:
-        raise InputError(
-            f"there must be one int64 item per image, but there are {len(images)} images "
-            f"and items {items.dtype} {list(items.shape)}."
-        )
+    check_images(images, items, "augment")
     if views < 1:
         raise InputError(f"there must be at least one view of an image, not {views}.")
 

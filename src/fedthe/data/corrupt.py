@@ -27,6 +27,7 @@ from .. import rng
 from ..errors import InputError
 from ..progress import track
 from .frost import enlarge_frost, make_frost
+from .images import check_images
 
 T = TypeVar("T")
 
@@ -116,16 +117,7 @@ def _check(images: Tensor, name: str, severity: int, items: Tensor) -> None:
         raise InputError(f"there is no corruption {name!r}; the nearest is {near[0]!r}.")
     if severity not in range(1, 6):
         raise InputError(f"the severity of a corruption is 1, 2, 3, 4 or 5, not {severity!r}.")
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or min(images.shape[1:3]) < 8:
-        raise InputError(
-            "images to corrupt must be uint8 [n, height, width, 1 or 3] of at least 8 x 8 pixels, "
-            f"but they are {images.dtype} {list(images.shape)}."
-        )
-    if items.dtype != torch.int64 or items.shape != images.shape[:1]:
-        raise InputError(
-            f"there must be one int64 item per image, but there are {len(images)} images "
-            f"and items {items.dtype} {list(items.shape)}."
-        )
+    check_images(images, items, "corrupt")
 
 
 def _fit(device: torch.device) -> int:

@@ -28,8 +28,9 @@ import numpy as np
 
 from .. import store
 from ..errors import InputError
+from ..text import find_nearest
 from . import DATASETS, cifar, folder, idx
-from .source import content_digest, find_nearest
+from .source import content_digest
 
 try:
     import fcntl

@@ -201,9 +201,8 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
         "original": [shifts.stream(CLEAN, split.test) for split in splits],
         "corrupted": [shifts.stream(CORRUPTED, split.test) for split in splits],
     }
-    known = {name: find_known(shift, pool) for name, shift in natural.items()}
     for i, (name, shift) in enumerate(natural.items()):
-        dealt = shifts.split_natural(np.where(known[name], -1, shift.labels), counts, s.seed, name)
+        dealt = shifts.split_natural(np.where(dataset.repeats[name], -1, shift.labels), counts, s.seed, name)
         tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in dealt]
     tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
     # a copy: what the mixture is made of must not come to include the mixture
@@ -213,14 +212,7 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
     ]
     tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
     frozen = {name: tuple(streams) for name, streams in tests.items()}
-    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, splits, frozen, known)))
-
-
-def find_known(shift: Pool, pool: Pool) -> np.ndarray:
-    """Which images of the shift are in the pool too, pixel for pixel: they may have been trained on [shift rows]."""
-    images = {image.tobytes() for image in shift.images}
-    shared = {data for image in pool.images if (data := image.tobytes()) in images}
-    return np.array([image.tobytes() in shared for image in shift.images])
+    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, splits, frozen)))
 
 
 def count_classes(pool: Pool, splits: tuple[Split, ...] | list[Split]) -> np.ndarray:
@@ -231,7 +223,6 @@ def _write_notes(
     dataset: Dataset,
     splits: list[Split],
     tests: Mapping[str, tuple[Stream | None, ...]],
-    known: Mapping[str, np.ndarray],
 ) -> list[str]:
     notes = []
     if not dataset.natural:
@@ -241,8 +232,8 @@ def _write_notes(
         missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
         if missing:
             notes.append(f"{which}: has no {', '.join(shift.classes[c] for c in missing)}")
-        if known[name].any():
-            notes.append(f"{which}: {known[name].sum()} images are in {dataset.pool.name} too and left out")
+        if dataset.repeats[name].any():
+            notes.append(f"{which}: {dataset.repeats[name].sum()} images are in {dataset.pool.name} too and left out")
         without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
         if without:
             notes.append(f"{which}: no such test for client {', '.join(without)}, mixture made of the rest")

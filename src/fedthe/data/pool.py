@@ -61,3 +61,14 @@ class Dataset:
                     f"{shift.name} has images of {list(shift.images.shape[1:])}, {self.pool.name} "
                     f"of {list(self.pool.images.shape[1:])}; they must agree."
                 )
+
+    @cached_property
+    def repeats(self) -> dict[str, np.ndarray]:
+        """By shift, which of its images are in the pool too, pixel for pixel: they may be trained on [shift rows]."""
+        found = {}
+        for name, shift in self.natural.items():
+            images = [image.tobytes() for image in shift.images]
+            wanted = set(images)
+            shared = {data for image in self.pool.images if (data := image.tobytes()) in wanted}  # holds few at a time
+            found[name] = np.array([image in shared for image in images])
+        return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..store import content_hash, expand
+from ..text import find_nearest
 from .pool import Dataset, Pool
 
 Load = Callable[[Path, "int | None"], Dataset]  # where it lies, the image size asked for
@@ -43,15 +43,6 @@ class Report:
     expected: str | None
     ok: bool
     sentence: str
-
-
-def find_nearest(word: str, known: Iterable[str]) -> str:
-    """A hint to append to "... is unknown": the nearest known word, or all of them."""
-    known = list(known)
-    near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
-    if near:
-        return f"did you mean {next(name for name in known if name.lower() == near[0])}?"
-    return f"known are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}."
 
 
 def pick_source(name: str, sources: Mapping[str, Source]) -> Source:

@@ -10,6 +10,7 @@ stream is one batched computation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -122,21 +123,29 @@ def find_weight(
     global_logits, local_logits, gap = global_logits.double(), local_logits.double(), gap.double()
     lam = _weigh_losses(global_logits, local_logits, weighting)
     difference = global_logits - local_logits
-    score, m, v = torch.zeros_like(gap), torch.zeros_like(gap), torch.zeros_like(gap)
-    for t in range(1, search.steps + 1):
-        e = torch.sigmoid(2 * score)  # the other score is -score, and softmax((s, -s))[0] = sigmoid(2 s)
+
+    def slope(e: Tensor) -> Tensor:
         log_p = mix(e, global_logits, local_logits).log_softmax(-1)
         p = log_p.exp()
         entropy = -(p * log_p).sum(-1, keepdim=True)
-        slope = -(p * (log_p + entropy) * difference).sum(-1)  # of the entropy, by e
-        gradient = (lam * slope + (1 - lam) * gap) * e * (1 - e)
-        if together:
-            gradient = gradient.mean().expand_as(gradient)
+        of_entropy = -(p * (log_p + entropy) * difference).sum(-1)
+        of_loss = lam * of_entropy + (1 - lam) * gap
+        return of_loss.mean().expand_as(of_loss) if together else of_loss
+
+    return descend(slope, gap, search).to(dtype)
+
+
+def descend(slope: Callable[[Tensor], Tensor], like: Tensor, search: Search) -> Tensor:
+    """Weights e, shaped and typed as `like`: from 0.5 down the slope of a loss by e, by Adam on the score behind e."""
+    score, m, v = torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like)
+    for t in range(1, search.steps + 1):
+        e = torch.sigmoid(2 * score)  # the other score is -score, and softmax((s, -s))[0] = sigmoid(2 s)
+        gradient = slope(e) * e * (1 - e)
         m = search.beta1 * m + (1 - search.beta1) * gradient
         v = search.beta2 * v + (1 - search.beta2) * gradient**2
         rate = search.lr / (1 - search.beta1**t)
         score = score - rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
-    return torch.sigmoid(2 * score).to(dtype)
+    return torch.sigmoid(2 * score)
 
 
 def _weigh_losses(global_logits: Tensor, local_logits: Tensor, weighting: Weighting) -> Tensor | float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..tree import Tree
 from .base import Answers, Method, Predictor, Views
-from .head_ensemble import Search, mix
+from .head_ensemble import Search, descend, mix
 
 CHUNK = 250  # samples whose views are in memory together
 
@@ -52,16 +52,8 @@ class TSA(Predictor):
 
 def agree(of_global: Tensor, of_personal: Tensor, search: Search) -> Tensor:
     """e [n], maximising the cosine similarity of both views' predictions by Adam; logits [n, 2, classes]."""
-    score = torch.zeros_like(of_global[:, 0, 0])
-    m, v = torch.zeros_like(score), torch.zeros_like(score)
-    for t in range(1, search.steps + 1):
-        e = torch.sigmoid(2 * score)  # one score is enough, as in head_ensemble
-        gradient = torch.func.grad(lose_similarity)(e, of_global, of_personal) * e * (1 - e)
-        m = search.beta1 * m + (1 - search.beta1) * gradient
-        v = search.beta2 * v + (1 - search.beta2) * gradient**2
-        rate = search.lr / (1 - search.beta1**t)
-        score = score - rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
-    return torch.sigmoid(2 * score)
+    slope = torch.func.grad(lose_similarity)
+    return descend(lambda e: slope(e, of_global, of_personal), of_global[:, 0, 0], search)
 
 
 def lose_similarity(e: Tensor, of_global: Tensor, of_personal: Tensor) -> Tensor:
