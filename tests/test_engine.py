@@ -10,7 +10,11 @@ from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.engine import train as engine
 from fedthe.engine.fit import Fit, Optimizer, crop
-from fedthe.engine.train import Diverged, Training, deploy, make_shards, sample_clients, start, train
+from fedthe.engine.loop import Loop
+from fedthe.engine.loop import make_fit as fit_of
+from fedthe.engine.shards import Shards
+from fedthe.engine.train import deploy, sample_clients, start, train
+from fedthe.engine.visit import Diverged, Run, Training
 from fedthe.methods.base import Method
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.nets.cnn import CNN
@@ -127,7 +131,7 @@ SETTINGS = Training(rounds=3, local_epochs=1, batch=16)
 
 @pytest.mark.parametrize("method", [Method(NET), TwoHeads(NET)])
 def test_the_same_seed_gives_the_same_bits_and_stopping_changes_nothing(method):
-    shards = make_shards(federation())
+    shards = Shards(federation())
     whole = train(method, shards, SETTINGS, seed=0)
     again = train(method, shards, SETTINGS, seed=0)
     half = train(method, shards, Training(rounds=1, local_epochs=1, batch=16), seed=0)
@@ -142,12 +146,12 @@ def test_the_same_seed_gives_the_same_bits_and_stopping_changes_nothing(method):
 
 def test_the_mean_is_weighted_by_rows():
     fed = federation(clients=3, partition="unbalanced")
-    shards = make_shards(fed)
+    shards = Shards(fed)
     sizes = [len(split.train) for split in fed.clients]
     assert len(set(sizes)) > 1
     method, settings = Method(NET), Training(rounds=1, local_epochs=1)
     begun = start(method, 3, 0)
-    uploads = [method.local(engine.make_fit(settings, 0, "local", 0, k), begun.shared, {}, shards[k]) for k in range(3)]
+    uploads = [method.local(fit_of(settings, 0, "local", 0, k), begun.shared, {}, shards[k]) for k in range(3)]
     expected = sum(size * upload["head"]["out"] for size, upload in zip(sizes, uploads, strict=True)) / sum(sizes)
     assert torch.allclose(train(method, shards, settings, 0).shared["head"]["out"], expected, atol=1e-7)
 
@@ -157,10 +161,10 @@ def test_participation_samples_clients_and_the_others_keep_their_state():
     assert sample_clients(20, 1.0, 0, 3) == list(range(20))
     drawn = [tuple(sample_clients(20, 0.1, 0, number)) for number in range(50)]
     assert len(set(drawn)) > 25
-    shards, method = make_shards(federation()), TwoHeads(NET)
+    shards, method = Shards(federation()), TwoHeads(NET)
     settings = Training(rounds=1, participation=0.5, local_epochs=1)
     begun = start(method, 4, 0)
-    after = engine.train_round(method, shards, settings, 0, begun)
+    (after,) = engine.train_round(method, [Run(0, shards)], settings, [begun], Loop())
     chosen = sample_clients(4, 0.5, 0, 0)
     for k in range(4):
         assert same(after.mine[k], begun.mine[k]) == (k not in chosen)
@@ -168,13 +172,13 @@ def test_participation_samples_clients_and_the_others_keep_their_state():
 
 
 def test_a_loss_that_is_not_finite_stops_with_round_client_and_loss():
-    shards = make_shards(federation())
+    shards = Shards(federation())
     with pytest.raises(Diverged, match=r"the loss of client \d in round \d+ is (nan|inf)"):
         train(Method(NET), shards, Training(rounds=9, local_epochs=3, optimizer=Optimizer(lr=1e4)), seed=0)
 
 
 def test_two_heads_keep_the_personal_head_and_descriptor_at_home():
-    shards, method = make_shards(federation()), TwoHeads(NET)
+    shards, method = Shards(federation()), TwoHeads(NET)
     progress = train(method, shards, SETTINGS, seed=0)
     assert tree.flatten(progress.shared).keys() == tree.flatten(start(method, 4, 0).shared).keys()
     assert "personal" not in progress.shared

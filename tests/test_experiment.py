@@ -14,7 +14,8 @@ import torch
 import fedthe
 from fedthe import records, tree
 from fedthe.config import Config, make_config, read_config
-from fedthe.engine.train import Progress
+from fedthe.engine.clients import Clients, split
+from fedthe.engine.visit import Progress
 from fedthe.errors import InputError
 from fedthe.experiment import group_by_training, make_methods, set_hyper
 from fedthe.methods.fedthe import FedTHE
@@ -104,15 +105,20 @@ def test_a_diverging_experiment_stops_alone(data, tmp_path):
 def test_checkpoints_come_back_as_they_were_and_hold_shared_tensors_once(tmp_path):
     net = CNN(3, size=16)
     shared = net.init(0)
-    mine = tuple(shared | {"personal": net.init(k)["head"]} for k in range(4))
+    mine = [shared | {"personal": net.init(k)["head"]} for k in range(4)]
     path = tmp_path / "checkpoint.safetensors"
-    records.save_progress(path, Progress(7, shared, mine, (0.5, 0.25)))
+    owns, links = zip(*(split(state, shared) for state in mine), strict=True)
+    clients = Clients.start(mine[0], 4).put(
+        range(4), {name: torch.stack([own[name] for own in owns]) for name in owns[0]}, links[0], shared, 6
+    )
+    records.save_progress(path, Progress(7, shared, clients, (0.5, 0.25)))
     back = records.load_progress(path)
     assert (back.round, back.losses) == (7, (0.5, 0.25))
     for a, b in zip((shared, *mine), (back.shared, *back.mine), strict=True):
         assert tree.flatten(a).keys() == tree.flatten(b).keys()
         assert all(torch.equal(x, tree.flatten(b)[name]) for name, x in tree.flatten(a).items())
-    assert path.stat().st_size < 1.1 * 4 * (tree.count(shared) + 4 * 64 * 3) + 8192
+    # the shared model, once more as what all clients received, and four heads
+    assert path.stat().st_size < 1.1 * 4 * (2 * tree.count(shared) + 4 * 64 * 3) + 8192
     whole = path.read_bytes()
     for cut in (0, 5, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])

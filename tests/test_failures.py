@@ -10,6 +10,7 @@ import torch
 
 import fedthe
 from fedthe import experiment, records, tree
+from fedthe.engine import loop
 from fedthe.engine import train as engine
 from fedthe.errors import InputError
 from fedthe.methods import METHODS
@@ -162,7 +163,7 @@ def test_ctrl_c_in_training_leaves_a_run_to_go_on_with(methods, call, data, tmp_
     left = checkpoints(out)
     assert [progress.round for progress in left.values()] == ([done] if done else [])
     rounds = []
-    monkeypatch.setattr(engine, "train_round", lambda *a, go=engine.train_round: rounds.append(a[-1].round) or go(*a))
+    monkeypatch.setattr(engine, "train_round", lambda *a, go=engine.train_round: rounds.append(a[3][0].round) or go(*a))
     resumed = fedthe.run(out=str(out), **settings)
     assert rounds == list(range(done, 4))
     assert scores(resumed) == scores(whole)
@@ -176,17 +177,15 @@ def test_ctrl_c_in_testing_costs_the_answers_of_one_method(data, tmp_path, monke
     whole = fedthe.run(out=str(tmp_path / "whole"), **settings)
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        interrupt(patch, experiment, "answer_stream", 25)  # 5 tests of 3 clients, and one for memory, a method
+        interrupt(patch, loop, "answer_one", 25)  # 5 tests of 3 clients a method
         with pytest.raises(KeyboardInterrupt):
             fedthe.run(out=str(out), **settings)
     assert [path.name.split("-")[0] for path in (out / "answers").iterdir()] == ["fedavg"]
-    asked, answer = [], experiment.answer_stream
-    monkeypatch.setattr(
-        experiment, "answer_stream", lambda *a: asked.append(type(a[0].predictor).__name__) or answer(*a)
-    )
+    asked, answer = [], loop.answer_one
+    monkeypatch.setattr(loop, "answer_one", lambda *a: asked.append(type(a[0].predictor).__name__) or answer(*a))
     monkeypatch.setattr(engine, "train_round", lambda *a: pytest.fail("trained again"))
     assert scores(fedthe.run(out=str(out), **settings)) == scores(whole)
-    assert asked == ["KNN"] * 16 + ["Predictor"] * 16
+    assert asked == ["KNN"] * 15 + ["Predictor"] * 15
 
 
 def test_tests_and_samples_are_respected_and_cost_no_training(data, tmp_path, monkeypatch):

@@ -10,7 +10,10 @@ from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset, Pool
 from fedthe.engine.evaluate import make_views
 from fedthe.engine.fit import Optimizer
-from fedthe.engine.train import Training, deploy, make_fit, make_shards, sample_clients, train
+from fedthe.engine.loop import make_fit
+from fedthe.engine.shards import Shards
+from fedthe.engine.train import deploy, sample_clients, train
+from fedthe.engine.visit import Training
 from fedthe.methods.fedthe import FedTHE, FedTHEPlus
 from fedthe.nets.cnn import CNN
 from fedthe.types import scale
@@ -27,7 +30,7 @@ def world():
     noise = make_pool(np.arange(200) % 3, size=16)
     bright = (noise.images // 3 + 80 * noise.labels[:, None, None, None]).astype(np.uint8)  # classes one can tell apart
     federation = build(Dataset(Pool("bright", bright, noise.labels, noise.classes)), settings)
-    shards = make_shards(federation)
+    shards = Shards(federation)
     assert len({len(shard.labels) for shard in shards}) == 3
 
     def batches(phase, number, k, epochs):

@@ -12,7 +12,10 @@ from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset, Pool
 from fedthe.engine.evaluate import answer_stream, make_views
 from fedthe.engine.fit import Optimizer
-from fedthe.engine.train import Training, deploy, make_fit, make_shards, start, train
+from fedthe.engine.loop import make_fit
+from fedthe.engine.shards import Shards
+from fedthe.engine.train import deploy, start, train
+from fedthe.engine.visit import Training
 from fedthe.methods import ABLATIONS, METHODS
 from fedthe.methods.memo import Memo
 from fedthe.nets.cnn import CNN
@@ -39,7 +42,7 @@ def make_data():
     pool = Pool("made", images, labels, ("dark", "grey", "bright"))
     federation = build(Dataset(pool), Settings(clients=3, dirichlet=1.0))
     streams = [stream.take(np.arange(SAMPLES)) for stream in federation.tests["mixture"]]
-    return make_shards(federation), [(federation.images(s), federation.labels(s)) for s in streams]
+    return Shards(federation), [(federation.images(s), federation.labels(s)) for s in streams]
 
 
 @cache

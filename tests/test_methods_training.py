@@ -12,7 +12,8 @@ from torch.nn import functional as F
 import oracles
 from fedthe import tree
 from fedthe.engine.fit import Fit, Optimizer
-from fedthe.engine.train import Training, deploy, start, train
+from fedthe.engine.train import deploy, start, train
+from fedthe.engine.visit import Training
 from fedthe.errors import InputError
 from fedthe.methods.apfl import APFL
 from fedthe.methods.base import Method, Predictor

@@ -11,7 +11,7 @@ from fedthe import plugins, tree
 from fedthe.data.plan import Settings
 from fedthe.data.pool import Dataset, Pool
 from fedthe.engine.fit import Optimizer
-from fedthe.engine.train import Training
+from fedthe.engine.visit import Training
 from fedthe.errors import InputError
 from fedthe.study.probing import compare_probing, keep_classes, pretrain
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from .data.plan import Settings
 from .engine.fit import Optimizer
-from .engine.train import Training
+from .engine.visit import Training
 from .errors import InputError
 from .text import find_nearest
 
@@ -60,7 +60,9 @@ class Config:
     momentum: float | None = None
     weight_decay: float | None = None
     # how it runs
-    engine: Literal["auto", "loop"] = "auto"
+    engine: Literal["auto", "loop", "stack"] = "auto"  # stack on a GPU, loop on the CPU
+    device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
     checkpoint_seconds: float = 10.0
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -8,33 +8,37 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
-from . import records, store
+from . import records, store, tree
 from .config import Config, make_config
 from .data import load_dataset
 from .data.plan import CORRUPTION_VERSION, Federation, build
 from .data.pool import Pool
-from .engine.evaluate import answer_stream
+from .engine.evaluate import answer_stream, score
 from .engine.memory import measure_peak
-from .engine.train import Failed, Progress, deploy, make_shards, train
+from .engine.pick import pick_engine
+from .engine.shards import Shards
+from .engine.train import deploy_some, start, train_together
+from .engine.visit import Diverged, Engine, Failed, Progress, Question, Run
 from .errors import InputError
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe
 from .methods.fedthe import HeadEnsemble
 from .nets import NETS
 from .nets.net import Net
-from .progress import tell, track
+from .progress import tell
 from .store import content_hash
 from .text import find_nearest
 from .tree import Tree
-from .types import Shard
 
+T = TypeVar("T")
 FORMAT = 1  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
@@ -122,28 +126,30 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     store.write_json(folder / "config.json", config.as_dict())
     store.write_json(folder / "environment.json", records.describe_environment())
 
-    answers: list[dict[str, Any]] = []
-    failures: dict[str, str] = {}
-    trainings: dict[str, dict[str, Any]] = {}
+    engine = pick_engine(config.engine, config.device, config.precision)
+    works = []
     for federation in federations:
         seed = federation.settings.seed
         store.write_json(folder / f"manifest-{seed}.json", federation.manifest)
-        work = _Work(config, folder, federation, make_shards(federation), tests, seed)
-        for trained, served in group_by_training(methods).items():
-            key = work.key_of(trained)
-            trainings[key] = {"seed": seed, "methods": list(served)}
-            try:
-                progress, seconds = work.train(trained, key, list(served))
-            except Failed as error:
-                failures |= {f"{name}, seed {seed}": str(error) for name in served}
-                trainings[key]["failed"] = str(error)
-                continue
-            trainings[key] |= {"rounds": progress.round, "seconds": seconds}
-            for name, method in served.items():
-                try:
-                    answers.append(work.answer(name, method, key, progress))
-                except Failed as error:
-                    failures[f"{name}, seed {seed}"] = str(error)
+        works.append(_Work(config, folder, engine, federation, Run(seed, Shards(federation, engine.device)), tests))
+    answers: list[dict[str, Any]] = []
+    failures: dict[str, str] = {}
+    trainings: dict[str, dict[str, Any]] = {}
+    for trained, served in group_by_training(methods).items():
+        for some in _split(works, engine.together):
+            for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
+                seed, key = work.run.seed, work.key_of(trained)
+                trainings[key] = {"seed": seed, "methods": list(served)}
+                if isinstance(outcome, Failed):
+                    failures |= {f"{name}, seed {seed}": str(outcome) for name in served}
+                    trainings[key]["failed"] = str(outcome)
+                    continue
+                trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, []).seconds}
+                for name, method in served.items():
+                    try:
+                        answers.append(work.answer(name, method, key, outcome))
+                    except Failed as error:
+                        failures[f"{name}, seed {seed}"] = str(error)
     rows = tuple(Row(**row) for answer in answers for row in answer["rows"])
     costs = {answer["method"]: answer["costs"] for answer in answers}
     notes = tuple(dict.fromkeys(note for federation in federations for note in federation.notes))
@@ -242,91 +248,140 @@ def _pick_tests(config: Config, federation: Federation) -> list[str]:
 
 
 @dataclass(frozen=True)
+class _Checkpoint:
+    """Where a training is kept, and what is known of it."""
+
+    path: Path
+    about: Mapping[str, Any]
+
+    @property
+    def facts(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    @property
+    def seconds(self) -> float:
+        """Spent on it so far."""
+        return float((records.read_json(self.facts) or {}).get("seconds", 0.0))
+
+    def save(self, reached: Progress, seconds: float) -> None:
+        records.save_progress(self.path, reached)
+        store.write_json(self.facts, {**self.about, "rounds": reached.round, "seconds": seconds})
+
+
+def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> list[Progress | Diverged]:
+    """The training of `method` on several federations side by side, from their checkpoints or from the start."""
+    engine, config = works[0].engine, works[0].config
+    files = [work.checkpoint(method, served) for work in works]
+    begun = [work.begin(method, file) for work, file in zip(works, files, strict=True)]
+    spent, began = [file.seconds for file in files], time.perf_counter()
+    unsaved: dict[int, Progress] = {}
+    saved = [time.monotonic()] * len(works)
+    what = f"training {served[0]}" + (f", {len(works)} seeds" if len(works) > 1 else "")
+
+    def save(r: int, reached: Progress) -> None:
+        files[r].save(reached, spent[r] + (time.perf_counter() - began) / len(works))
+        unsaved.pop(r, None)
+        saved[r] = time.monotonic()
+
+    def after_round(r: int, reached: Progress) -> None:
+        unsaved[r] = reached
+        tell(what, reached.round, config.rounds, f"loss {reached.losses[-1]:.3f}")
+        if reached.round == config.rounds or time.monotonic() - saved[r] >= config.checkpoint_seconds:
+            save(r, reached)
+
+    try:
+        return train_together(method, [work.run for work in works], config.training, begun, engine, after_round)
+    finally:
+        for r, reached in list(unsaved.items()):
+            save(r, reached)  # the last good round of what diverged or was stopped, to look at or to go on from
+
+
+def _split(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [items[first : first + most] for first in range(0, len(items), most)]
+
+
+@dataclass(frozen=True)
 class _Work:
     """One seed's federation, and what is done on it."""
 
     config: Config
     folder: Path
+    engine: Engine
     federation: Federation
-    shards: list[Shard]
+    run: Run
     tests: list[str]
-    seed: int
 
     def key_of(self, method: Method) -> str:
-        """A name for all that training this method depends on."""
-        settings = asdict(self.config.training)
-        return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, self.seed)[:16]
+        """A name for all that training this method depends on. Engines agree, but for bfloat16."""
+        settings, seed = asdict(self.config.training), self.run.seed
+        rounded = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
+        return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, seed, *rounded)[:16]
 
-    def train(self, method: Method, key: str, served: list[str]) -> tuple[Progress, float]:
-        """The training of `method`, from its checkpoint or from the start."""
-        settings, path = self.config.training, self.folder / "trainings" / f"{key}.safetensors"
-        facts_path = path.with_suffix(".json")
-        facts = records.read_json(facts_path) or {}
-        progress = records.load_progress(path)
-        spent, began, saved = facts.get("seconds", 0.0), time.perf_counter(), time.monotonic()
-        last = progress
+    def checkpoint(self, method: Method, served: list[str]) -> _Checkpoint:
+        about = {"trains": describe(method), "methods": served, "seed": self.run.seed}
+        return _Checkpoint(self.folder / "trainings" / f"{self.key_of(method)}.safetensors", about)
 
-        def save(reached: Progress) -> None:
-            records.save_progress(path, reached)
-            seconds = spent + time.perf_counter() - began
-            about = {"trains": describe(method), "methods": served, "seed": self.seed, "rounds": reached.round}
-            store.write_json(facts_path, about | {"seconds": seconds})
-
-        def after_round(reached: Progress) -> None:
-            nonlocal last, saved
-            last = reached
-            tell(f"training {served[0]}", reached.round, settings.rounds, f"loss {reached.losses[-1]:.3f}")
-            if reached.round == settings.rounds or time.monotonic() - saved >= self.config.checkpoint_seconds:
-                save(reached)
-                saved = time.monotonic()
-
-        try:
-            progress = train(method, self.shards, settings, self.seed, progress, after_round)
-        except (Failed, KeyboardInterrupt):
-            if last is not None:
-                save(last)  # the last good round, to look at or to go on from
-            raise
-        return progress, float((records.read_json(facts_path) or {}).get("seconds", 0.0))
+    def begin(self, method: Method, checkpoint: _Checkpoint) -> Progress:
+        found = records.load_progress(checkpoint.path, self.engine.device)
+        clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
+        return found or start(method, clients, self.run.seed, self.engine.device, file)
 
     def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
         """Deploy the method on every client and let it answer every test, unless that was done before."""
+        seed = self.run.seed
         tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
         key = content_hash(FORMAT, training, describe(method), *tested)[:16]
-        path = self.folder / "answers" / f"{name}-{self.seed}-{key}.json"
+        path = self.folder / "answers" / f"{name}-{seed}-{key}.json"
         samples_path = self.folder / "samples" / f"{path.stem}.npz"
         done = records.read_json(path)
         if done is not None and samples_path.exists():
             return dict(done)
-        deployed = deploy(method, self.shards, self.config.training, self.seed, progress)
-        rows: list[dict[str, Any]] = []
-        samples: dict[str, np.ndarray] = {}
-        streams = [(test, k) for test in self.tests for k in range(len(deployed))]
-        for test, k in track(f"testing {name}", streams):
-            row, detail = self._answer_one(name, method, deployed[k], test, k)
-            if row is not None:
-                rows.append(asdict(row))
-                samples |= {f"{test}/{k}/{column}": values for column, values in detail.items()}
+        clients, peak = range(len(self.run.shards)), 0.0
+        answered: dict[tuple[str, int], tuple[Row, dict[str, np.ndarray]]] = {}
+        for some in _split(clients, self.engine.together):
+            tell(f"testing {name}", some[0], len(clients))
+            deployed = deploy_some(method, self.run, self.config.training, progress, self.engine, some)
+            if not answered:
+                peak = self._measure_memory(method, tree.take(deployed, 0))
+            answered |= self._answer_some(name, method, deployed, some)
+        tell(f"testing {name}", len(clients), len(clients))
+        order = [(test, k) for test in self.tests for k in clients if (test, k) in answered]
+        rows = [asdict(answered[place][0]) for place in order]
+        samples = {
+            f"{test}/{k}/{column}": values for test, k in order for column, values in answered[test, k][1].items()
+        }
         forward, backward = method.predictor.passes
-        costs = {"forward": forward, "backward": backward, "peak_mib": self._measure_memory(method, deployed[0])}
-        answer = {"method": name, "seed": self.seed, "training": training, "is": describe(method), "costs": costs}
+        costs = {"forward": forward, "backward": backward, "peak_mib": peak}
+        answer = {"method": name, "seed": seed, "training": training, "is": describe(method), "costs": costs}
         records.write_samples(samples_path, samples)
         store.write_json(path, answer | {"rows": rows})
         return answer | {"rows": rows}
 
-    def _answer_one(
-        self, name: str, method: Method, mine: Tree, test: str, k: int
-    ) -> tuple[Row | None, dict[str, np.ndarray]]:
-        stream = self.federation.tests[test][k]
-        if stream is None:
-            return None, {}
-        stream = stream.take(np.arange(min(len(stream), self.config.samples or len(stream))))
-        images, labels = self.federation.images(stream), self.federation.labels(stream)
-        scores = answer_stream(method, mine, self.shards[k], images, labels, (self.seed, test, k))
-        ms = 1000 * scores.seconds / len(stream)
-        row = Row(name, self.seed, test, k, len(stream), int(scores.right.sum()), 100 * scores.accuracy, ms)
-        return row, {"right": scores.right, **scores.info}
+    def _answer_some(
+        self, name: str, method: Method, deployed: Tree, clients: Sequence[int]
+    ) -> dict[tuple[str, int], tuple[Row, dict[str, np.ndarray]]]:
+        """By test and client: the score, and what is known of every sample."""
+        places, asked, labels = [], [], []
+        for test in self.tests:
+            for i, k in enumerate(clients):
+                stream = self.federation.tests[test][k]
+                if stream is not None:
+                    stream = stream.take(np.arange(min(len(stream), self.config.samples or len(stream))))
+                    places.append((test, k))
+                    asked.append(Question(i, self.federation.images(stream), (self.run.seed, test, k)))
+                    labels.append(self.federation.labels(stream))
+        answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
+        scored = {}
+        for (test, k), question, truth, answered in zip(places, asked, labels, answers, strict=True):
+            scores = score(answered, truth, question.path)
+            ms = 1000 * scores.seconds / len(truth)
+            right = int(scores.right.sum())
+            row = Row(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms)
+            scored[test, k] = (row, {"right": scores.right, **scores.info})
+        return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
         """The most memory that tensors take while one sample is answered, in MiB."""
         image, label = self.federation.pool.images[:1], self.federation.pool.labels[:1]
-        return measure_peak(lambda: answer_stream(method, mine, self.shards[0], image, label, (self.seed, "memory")))
+        shard, path = self.run.shards[0], (self.run.seed, "memory")
+        return measure_peak(lambda: answer_stream(method, mine, shard, image, label, path))

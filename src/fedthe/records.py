@@ -3,7 +3,8 @@
 runs/NAME/config.json        what ran
 runs/NAME/environment.json   with which versions, on which machine
 runs/NAME/manifest-S.json    the federation of seed S: who held which rows
-runs/NAME/trainings/ID.*     a federated training: its checkpoint (safetensors) and what is known of it (JSON)
+runs/NAME/trainings/ID.*     a federated training: its checkpoint (safetensors), what is known of it (JSON), and the
+                             state of its clients where that is too much for memory (records of one size)
 runs/NAME/answers/ID.json    one method on one seed: its scores on every client and test
 runs/NAME/samples/ID.npz     the same, sample by sample: right or wrong, and e for two-head methods
 runs/NAME/results.jsonl      all scores of the run, one line per method, seed, test and client; and as Parquet
@@ -22,34 +23,40 @@ import numpy as np
 import torch
 
 from . import store, tree
-from .engine.train import Progress
+from .engine.clients import Clients
+from .engine.visit import Progress
 from .errors import InputError
 
 LINK = "fedthe.links"  # the metadata key under which tensors that several names share are listed
 
 
 def save_progress(path: Path, progress: Progress) -> None:
-    """A checkpoint: shared state, every client's own, the losses so far. A tensor that several share is kept once."""
+    """A checkpoint: shared state, every client's own, the losses so far.
+
+    Where the clients' state is too much for memory it stays in a file beside the checkpoint, which refers to it.
+    """
     from safetensors.torch import save_file
 
-    named = {f"shared.{name}": leaf for name, leaf in tree.flatten(progress.shared).items()}
-    for k, mine in enumerate(progress.mine):
-        named |= {f"mine{k}.{name}": leaf for name, leaf in tree.flatten(mine).items()}
+    progress.mine.sync()
+    named, clients = progress.mine.state()
+    named = {f"clients.{name}": leaf for name, leaf in named.items()}
+    named |= {f"shared.{name}": leaf for name, leaf in tree.flatten(progress.shared).items()}
     kept: dict[str, torch.Tensor] = {}
     links: dict[str, str] = {}
     seen: dict[int, str] = {}
     for name, leaf in named.items():
         first = seen.setdefault(id(leaf), name)
         if first == name:
-            kept[name] = leaf.contiguous().clone()  # a view of a larger tensor would be refused
+            kept[name] = leaf.detach().cpu().contiguous().clone()  # a view of a larger tensor would be refused
         else:
-            links[name] = first
-    facts = {"round": progress.round, "clients": len(progress.mine), "losses": list(progress.losses)}
+            links[name] = first  # a tensor that several names share is kept once
+    facts = {"round": progress.round, "losses": list(progress.losses), "clients": clients}
     with store.whole_file(path) as part:
         save_file(kept, part, metadata={"fedthe": json.dumps(facts), LINK: json.dumps(links)})
+    progress.mine.forget_others()
 
 
-def load_progress(path: Path) -> Progress | None:
+def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | None:
     """The checkpoint at `path`, or None if there is none."""
     from safetensors import SafetensorError, safe_open
 
@@ -58,14 +65,22 @@ def load_progress(path: Path) -> Progress | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a dict
+            kept = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118  it is not a dict
         facts, links = json.loads(metadata["fedthe"]), json.loads(metadata[LINK])
         named = kept | {name: kept[first] for name, first in links.items()}
-        parts = tree.unflatten(named)
-        mine = tuple(parts.get(f"mine{k}", {}) for k in range(facts["clients"]))
-        return Progress(facts["round"], parts["shared"], mine, tuple(facts["losses"]))
+        shared = {name.removeprefix("shared."): leaf for name, leaf in named.items() if name.startswith("shared.")}
+        own = {name.removeprefix("clients."): leaf for name, leaf in named.items() if name.startswith("clients.")}
+        mine = Clients.restore(own, facts["clients"], clients_file(path))
+        return Progress(facts["round"], tree.unflatten(shared), mine, tuple(facts["losses"]))
+    except InputError:
+        raise  # says it already
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
+
+
+def clients_file(path: Path) -> Path:
+    """Where the state of many clients is, that belongs to a checkpoint."""
+    return path.with_suffix(".clients")
 
 
 def read_json(path: Path) -> Any:

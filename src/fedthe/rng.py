@@ -34,8 +34,10 @@ def key(*path: int | str) -> Key:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
-def philox(counter: tuple[Array, Array, Array, Array], key: Key) -> tuple[Array, Array, Array, Array]:
-    """Ten rounds of Philox4x32; each word is an int64 in [0, 2**32)."""
+def philox(
+    counter: tuple[Array, Array, Array, Array], key: Key | tuple[Array, Array]
+) -> tuple[Array, Array, Array, Array]:
+    """Ten rounds of Philox4x32; each word is an int64 in [0, 2**32). A key of arrays is one for each counter."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):

@@ -20,7 +20,9 @@ neighbours and their number; more views begin with the fewer.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -59,8 +61,58 @@ def augmix(images: Tensor, key_path: tuple[int | str, ...], items: Tensor, views
     the item and the view, and nothing else.
     """
     _check(images, items, views)
+    key = rng.key(*key_path, "augmix")
+    draw_views = _find_kernel(images)
+    if draw_views is None:
+        return _draw_key(images, key, items, views)
+    keys = images.new_empty((len(images), 2), dtype=torch.int64)
+    for column, word in zip(keys.T, key, strict=True):
+        column.fill_(word)  # on the device: a copy from the host would wait for it
+    return draw_views(images, keys, items.to(images.device), views).movedim(4, 2)
+
+
+def augmix_rows(images: Tensor, keys: Tensor, items: Tensor, views: int) -> Tensor:
+    """As `augmix`, with a key of its own for each image: int64 [n, 2], the words of `rng.key(*key_path, "augmix")`.
+
+    So images of several streams are augmented at once: on a GPU with Triton, in one launch and without a wait.
+    """
+    _check(images, items, views)
+    if keys.dtype != torch.int64 or keys.shape != (len(images), 2):
+        raise InputError(
+            f"there must be two int64 words of a key per image, but there are {len(images)} images "
+            f"and keys {keys.dtype} {list(keys.shape)}."
+        )
+    draw_views = _find_kernel(images)
+    if draw_views is not None:
+        return draw_views(images, keys.to(images.device), items.to(images.device), views).movedim(4, 2)
     n, h, w, c = images.shape
-    key, names = rng.key(*key_path, "augmix"), items.cpu().numpy()
+    done = torch.empty((n, views, h, w, c), device=images.device).movedim(4, 2)
+    pairs = keys.tolist()
+    for first, second in sorted(set(map(tuple, pairs))):
+        rows = torch.tensor([row for row, pair in enumerate(pairs) if pair == [first, second]])
+        there = rows.to(images.device)
+        done[there] = _draw_key(images[there], (first, second), items[rows.to(items.device)], views)
+    return done
+
+
+def _find_kernel(images: Tensor) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
+    """What draws the views of such images faster than this module can: on a GPU, where there is Triton."""
+    if images.device.type != "cuda" or not _has_triton():
+        return None
+    from .augment_kernel import LARGEST, draw_views
+
+    return draw_views if max(images.shape[1:3]) <= LARGEST else None
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _draw_key(images: Tensor, key: rng.Key, items: Tensor, views: int) -> Tensor:
+    """`augmix` in torch and NumPy: the reference, and the way on a CPU."""
+    n, h, w, c = images.shape
+    names = items.cpu().numpy()
     done = torch.empty((n, views, h, w, c), device=images.device)
     size = max(1, (_CACHED if images.device.type == "cpu" else 32 * _CACHED) // (views * h * w * c))
     for start in range(0, n, size):

@@ -14,7 +14,7 @@ from ..data.augment import augmix
 from ..methods.base import Method, Views
 from ..tree import Tree
 from ..types import Shard, scale
-from .train import Failed
+from .visit import Answered, Failed, Question
 
 AHEAD = 16  # samples whose views are drawn together: half the cost of one by one
 
@@ -32,21 +32,31 @@ class Scores:
         return float(self.right.mean())
 
 
-def answer_stream(
-    method: Method, mine: Tree, shard: Shard, images: np.ndarray, labels: np.ndarray, path: tuple[int | str, ...]
-) -> Scores:
-    """Answer images [n, h, w, c] in order, and score the answers; `path` keys the draws of augmented views."""
-    pixels = torch.from_numpy(images).to(shard.images.device)
-    views = make_views(method, pixels, path)
+def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> Answered:
+    """A stream's images in order."""
+    pixels = torch.from_numpy(question.images).to(shard.images.device)
+    views = make_views(method, pixels, question.path)
     state = method.predictor.start(method, mine, shard)
     began = time.perf_counter()
     with torch.no_grad():  # who needs a gradient asks for it
         answers, _ = method.predictor.stream(method, mine, state, scale(pixels), views)
+    classes = answers.logits.argmax(-1).cpu().numpy()  # waits for the device
     seconds = time.perf_counter() - began
-    if not answers.logits.isfinite().all():
+    info = {name: value.cpu().numpy() for name, value in answers.info.items()}
+    return Answered(classes, bool(answers.logits.isfinite().all()), info, seconds)
+
+
+def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -> Scores:
+    if not answered.finite:
         raise Failed(f"an answer to {'/'.join(map(str, path))} is not finite")
-    right = answers.logits.argmax(-1).cpu().numpy() == labels
-    return Scores(right, {name: value.cpu().numpy() for name, value in answers.info.items()}, seconds)
+    return Scores(answered.classes == labels, answered.info, answered.seconds)
+
+
+def answer_stream(
+    method: Method, mine: Tree, shard: Shard, images: np.ndarray, labels: np.ndarray, path: tuple[int | str, ...]
+) -> Scores:
+    """Answer images [n, h, w, c] in order, and score the answers; `path` keys the draws of augmented views."""
+    return score(answer_one(method, mine, shard, Question(0, images, path)), labels, path)
 
 
 def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Views | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,3 +47,42 @@ def measure_peak(work: Callable[[], object]) -> float:
     with _Watch() as watch:
         work()
     return float(watch.peak / 2**20)
+
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, RuntimeError, MemoryError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """On the CPU torch says it with a plain RuntimeError."""
+    return not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or "memory" in str(error)
+
+
+def measure_bytes(work: Callable[[], object], device: torch.device) -> int:
+    """The most memory that `work` holds on the device, beyond what was there before."""
+    if device.type != "cuda":
+        return int(measure_peak(work) * 2**20)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def free_bytes(device: torch.device) -> int:
+    """What could be allocated on the device now."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return _available_memory()
+
+
+def _available_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
+    except OSError:
+        pass  # not Linux
+    return 4 * 2**30

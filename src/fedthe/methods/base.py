@@ -6,9 +6,10 @@ holds hyperparameters only. State goes in and comes out.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -38,6 +39,27 @@ class Fit(Protocol):
 
 # Positions among the samples given to `stream` [m] -> their augmented views [m, steps, views, c, h, w].
 Views = Callable[[Tensor], Tensor]
+# What a client deploys, the views of a sample [steps, views, c, h, w], and its parts of some columns, each [1, ...] ->
+# a row of the answer [1, ...]. Like a loss it captures no tensors of its own; equal ones do the same.
+OneSample = Callable[..., Tensor]
+
+
+class SideBySide(ABC):
+    """Views of an engine that has a way to work on many samples at once."""
+
+    @abstractmethod
+    def __call__(self, positions: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor: ...
+
+
+def each_sample(fn: OneSample, mine: Tree, views: Views, *columns: Tensor) -> Tensor:
+    """`fn` of every sample, where samples do not depend on each other; columns [n, ...] -> [n, ...]."""
+    if isinstance(views, SideBySide):
+        return views.each(fn, mine, columns)
+    rows = [column.split(1) for column in columns]
+    return torch.cat([fn(mine, views(torch.tensor([i]))[0], *one) for i, one in enumerate(zip(*rows, strict=True))])
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,8 @@ class Predictor:
     `step` is the meaning. `stream` answers many samples at once and must say the same.
     """
 
+    forgets: ClassVar[bool] = False  # a step leaves the state as it was: samples may be answered side by side
+
     def check(self, method: Method) -> None:
         """Refuse, before any work, a method that this predictor cannot serve."""
 
@@ -70,6 +94,8 @@ class Predictor:
         """Samples x [n, c, h, w] in order -> their answers, and the state after the last."""
         if type(self) is Predictor:
             return Answers(method.logits(mine, x)), state
+        if self.forgets and views is not None and not state:
+            return Answers(each_sample(Step(method, self), mine, views, x)), state
         return self.stream_by_steps(method, mine, state, x, views)
 
     def stream_by_steps(
@@ -91,6 +117,17 @@ class Predictor:
     def passes(self) -> tuple[int, int]:
         """Forward and backward passes through the network per sample, an augmented view counting as one."""
         return 1, 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """The answer to one sample by a predictor that forgets."""
+
+    method: Method
+    predictor: Predictor
+
+    def __call__(self, mine: Tree, seen: Tensor, x: Tensor) -> Tensor:
+        return self.predictor.step(self.method, mine, {}, x, seen)[0].logits
 
 
 def join(answers: list[Answers]) -> Answers:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..tree import Tree
 from ..types import Batch, Shard, scale
-from .base import Answers, Fit, Method, Predictor, Views
+from .base import Answers, Fit, Method, Predictor, Views, each_sample
 from .head_ensemble import Search, Weighting, find_weight, measure_gap, mix, smooth
 from .losses import balanced_softmax, cross_entropy
 from .memo import Memo
@@ -72,6 +72,20 @@ def mean_feature(method: Method, body: Tree, shard: Shard, chunk: int = 500) -> 
 
 
 @dataclass(frozen=True)
+class TunedEnsemble:
+    """The answer to one sample after the extractor and both heads were tuned on its views, with its e fixed."""
+
+    method: Method
+    memo: Memo
+
+    def __call__(self, mine: Tree, seen: Tensor, x: Tensor, e: Tensor) -> Tensor:
+        def logits(params: Tree, x: Tensor) -> Tensor:
+            return mix(e, *self.method.heads(params, x)[1:])  # type: ignore[attr-defined]
+
+        return self.memo.answer(logits, mine, x, seen)
+
+
+@dataclass(frozen=True)
 class HeadEnsemble(Predictor):
     """Algorithm 2. `then=Memo(...)` makes it FedTHE+; the other settings are the paper's ablations."""
 
@@ -107,8 +121,7 @@ class HeadEnsemble(Predictor):
             e = self._find_weights(of_global, of_personal, gap)
             logits = mix(e, of_global, of_personal)
         if self.then is not None and views is not None:
-            each = zip(x.split(1), e.split(1), torch.arange(len(x)).split(1), strict=True)
-            logits = torch.cat([self._tune(method, mine, one, weight, views(i)) for one, weight, i in each])
+            logits = each_sample(TunedEnsemble(method, self.then), mine, views, x, e)
         return Answers(logits, {"e": e}), after
 
     def _smooth(self, h: Tensor, state: Tree) -> tuple[Tensor, Tree]:
@@ -123,15 +136,6 @@ class HeadEnsemble(Predictor):
             return find_weight(of_global, of_personal, gap, self.search, self.weighting)
         parts = zip(of_global.split(self.batch), of_personal.split(self.batch), gap.split(self.batch), strict=True)
         return torch.cat([find_weight(g, p, d, self.search, self.weighting, together=True) for g, p, d in parts])
-
-    def _tune(self, method: Method, mine: Tree, x: Tensor, e: Tensor, views: Tensor) -> Tensor:
-        """Fine-tune the extractor and both heads on one sample's views, with its e fixed."""
-        assert self.then is not None
-
-        def logits(params: Tree, x: Tensor) -> Tensor:
-            return mix(e, *method.heads(params, x)[1:])  # type: ignore[attr-defined]
-
-        return self.then.answer(logits, mine, x, views[0])
 
     @property
     def augments(self) -> tuple[int, int]:

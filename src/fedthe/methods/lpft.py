@@ -4,6 +4,7 @@ ICLR 2022, https://arxiv.org/abs/2202.10054): before MEMO tunes everything, tune
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from .memo import Logits, Memo
 
 @dataclass(frozen=True)
 class LPFT(Predictor):
+    forgets: ClassVar[bool] = True
     then: Memo = field(default_factory=Memo)
     probe_steps: int = 3  # the paper names neither this nor the rate: as many and as long as those of MEMO
     probe_lr: float = 0.0005

@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .. import tree
 from ..errors import InputError
@@ -21,6 +23,7 @@ Logits = Callable[[Tree, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Memo(Predictor):
+    forgets: ClassVar[bool] = True
     views: int = 32  # 16 in FedTHE+
     steps: int = 3
     lr: float = 0.0005
@@ -48,12 +51,8 @@ class Memo(Predictor):
             return marginal_entropy(logits(tuned, seen))
 
         for seen in views:
-            flat = {name: leaf.detach().requires_grad_() for name, leaf in tree.flatten(params).items()}
-            with torch.enable_grad():  # plain autograd: a fifth faster here than torch.func.grad
-                entropy = loss(tree.unflatten(flat), seen)
-                gradients = torch.autograd.grad(entropy, list(flat.values()), materialize_grads=True, allow_unused=True)
-            slopes = dict(zip(flat, gradients, strict=True))
-            params = tree.unflatten({name: leaf.detach() - self.lr * slopes[name] for name, leaf in flat.items()})
+            slopes = differentiate(loss, params, seen)
+            params = tree.map_leaves(lambda leaf, slope: leaf.detach() - self.lr * slope, params, slopes)
         return params
 
     @property
@@ -63,3 +62,17 @@ class Memo(Predictor):
     @property
     def passes(self) -> tuple[int, int]:
         return self.steps * self.views + 1, self.steps * self.views
+
+
+def differentiate(loss: Callable[[Tree, Tensor], Tensor], params: Tree, x: Tensor) -> Tree:
+    """The gradient of loss(params, x) by params."""
+    flat = tree.flatten(params)
+    if any(map(is_functorch_wrapped_tensor, (x, *flat.values()))):
+        lifted: Tree = torch.func.grad(loss)(params, x)
+        return lifted
+    # plain autograd, which vmap does not allow: on the CPU a fifth faster than torch.func.grad
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in flat.items()}
+    with torch.enable_grad():
+        found = loss(tree.unflatten(leaves), x)
+        gradients = torch.autograd.grad(found, list(leaves.values()), materialize_grads=True, allow_unused=True)
+    return tree.unflatten(dict(zip(flat, gradients, strict=True)))

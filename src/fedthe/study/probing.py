@@ -14,9 +14,12 @@ import torch
 
 from ..data.plan import Settings, build
 from ..data.pool import Dataset, Pool
+from ..engine.clients import Clients
 from ..engine.evaluate import answer_stream
 from ..engine.fit import Fit
-from ..engine.train import Progress, Training, deploy, make_shards
+from ..engine.shards import Shards
+from ..engine.train import deploy
+from ..engine.visit import Progress, Training
 from ..errors import InputError
 from ..methods.base import Method
 from ..methods.probing import Probe
@@ -47,10 +50,10 @@ def compare_probing(
     body = pretrain(keep_classes(dataset.pool, seen), net, training, settings.seed, pretrain_epochs)
     others = {name: keep_classes(shift, rest) for name, shift in dataset.natural.items()}
     federation = build(Dataset(keep_classes(dataset.pool, rest), others), settings)
-    shards = make_shards(federation)
+    shards = Shards(federation)
     model = NETS[net](len(rest), channels, size)
     shared = model.init(settings.seed) | {"body": body}
-    progress = Progress(0, shared, (shared,) * settings.clients)
+    progress = Progress(0, shared, Clients.start(shared, settings.clients))
     table: dict[str, dict[str, float]] = {}
     for mode in track("probing", MODES):
         method = Probe(model, mode=mode)  # type: ignore[arg-type]

@@ -1,0 +1,385 @@
+"""The views of `augment` on a GPU: one program of a Triton kernel makes a view from its draws to its last pixel.
+
+What is decided and what is done is as in `augment`, which stays the reference; see there for the reasons. Here they are
+done without the host: no plan, no copy, no wait, so that a CUDA graph can hold it. Importing this needs Triton.
+
+An image is a block of 32-bit words, one per pixel: its channels are the bytes. So one look-up moves all channels. The
+sides of a block are powers of two, what is over is never read. Blocks are in registers; where pixels move, Triton's
+`gather` passes them through shared memory.
+"""
+
+# What Triton compiles has no types that mypy could check, and where there is no Triton, its decorator has none either.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-calls=False
+
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor
+
+from . import augment
+
+LARGEST = 64  # pixels on a side: a block of 64 x 64 words is what registers and shared memory hold well
+
+# Triton reads only such globals that are declared to be constants.
+_WORDS = tl.constexpr(augment.WORDS)
+_PAD = tl.constexpr(augment.PAD)
+_CHAINS, _STEPS = tl.constexpr(augment.CHAINS), tl.constexpr(augment.STEPS)
+_COUNT = tl.constexpr(len(augment.OPS))
+_AUTOCONTRAST, _EQUALIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y, _POSTERIZE = map(
+    tl.constexpr, range(len(augment.OPS))
+)
+_DUST = tl.constexpr(augment._DUST)
+_SHEAR = tl.constexpr(0.3 / 10 / augment._LEVEL)  # pixels per pixel in a unit of `level`
+# At severity 1 an image is turned by one or two degrees. Minus k is 360 - k, as in `augment`: it differs in last bits.
+_SIN_1, _SIN_2, _SIN_359, _SIN_358 = (tl.constexpr(float(augment._SINES[degrees])) for degrees in (1, 2, -1, -2))
+_COS_1, _COS_2, _COS_359, _COS_358 = (tl.constexpr(float(augment._COSINES[degrees])) for degrees in (1, 2, -1, -2))
+
+
+def draw_views(images: Tensor, keys: Tensor, items: Tensor, views: int, out: Tensor | None = None) -> Tensor:
+    """`views` augmented views of each image: [n, views, h, w, c] in [-1, 1], contiguous.
+
+    images: uint8 [n, h, w, 1 or 3], sides up to LARGEST. keys: int64 [n, 2], the two words of each image's key. items:
+    int64 [n]. All on one device. out: where to write, float32 or bfloat16; without it, a new float32 tensor.
+    """
+    n, h, w, c = images.shape
+    if out is None:
+        out = torch.empty((n, views, h, w, c), device=images.device)
+    assert out.shape == (n, views, h, w, c), "the shape of `out`"
+    assert out.is_contiguous(), "`out` is written as one run of values"
+    if n == 0:
+        return out
+    tall, wide = _upto_power(h), _upto_power(w)
+    with torch.cuda.device_of(images):  # Triton launches on the current device
+        _draw[(n * views,)](
+            images.contiguous(),
+            keys.contiguous(),
+            items.contiguous(),
+            out,
+            views,
+            H=h,
+            W=w,
+            C=c,
+            TALL=tall,
+            WIDE=wide,
+            num_warps=_choose_warps(tall * wide),
+            maxnreg=REGISTERS,
+            enable_fp_fusion=False,  # a product is rounded before it is added to, but where `fma` says otherwise
+        )
+    return out
+
+
+def _upto_power(side: int) -> int:
+    """The next power of two."""
+    return 1 << (side - 1).bit_length()
+
+
+REGISTERS: int | None = None  # per thread at most; None leaves it to the compiler
+
+
+def _choose_warps(pixels: int) -> int:
+    """Eight pixels per thread; two warps at least, as with one, `gather` is made of shuffles, by the thousand."""
+    return min(max(pixels // 256, 2), 8)
+
+
+@triton.jit(do_not_specialize=["views"])  # else it would be compiled again for 1 and for multiples of 16
+def _draw(
+    images,
+    keys,
+    items,
+    out,
+    views,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    TALL: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """View `program % views` of image `program // views`."""
+    program = tl.program_id(0)
+    image = program // views
+    words = _words(tl.load(keys + 2 * image), tl.load(keys + 2 * image + 1), tl.load(items + image), program % views)
+    cropped = _crop_and_flip(images + image.to(tl.int64) * (H * W * C), _word(words, 0), H, W, C, TALL, WIDE)
+    keep, one, two = _unit(_word(words, 1)), _unit(_word(words, 2)), _unit(_word(words, 3))
+    low, high = tl.minimum(one, two), tl.maximum(one, two)
+    others = 1 - keep
+
+    weight = _weight(keep)
+    first = _channel(cropped, 0).to(tl.float32) * weight
+    second, third = first, first
+    if C == 3:
+        second = _channel(cropped, 1).to(tl.float32) * weight
+        third = _channel(cropped, 2).to(tl.float32) * weight
+    for chain in range(_CHAINS):
+        x = cropped
+        depth = 1 + tl.umulhi(_word(words, 4 + chain), tl.full([], _STEPS, tl.uint32)).to(tl.int32)
+        for step in range(_STEPS):
+            if step < depth:
+                x = _operate(x, _word(words, 7 + _STEPS * chain + step), H, W, C, TALL, WIDE)
+        part = tl.where(chain == 0, low, tl.where(chain == 1, high - low, 1 - high))
+        weight = _weight(others * part)
+        first += _channel(x, 0).to(tl.float32) * weight
+        if C == 3:
+            second += _channel(x, 1).to(tl.float32) * weight
+            third += _channel(x, 2).to(tl.float32) * weight
+
+    row, column = _rows_and_columns(TALL, WIDE)
+    to = out + program.to(tl.int64) * (H * W * C) + (row * W + column) * C
+    within = (row < H) & (column < W)
+    tl.store(to, _end(first), mask=within)
+    if C == 3:
+        tl.store(to + 1, _end(second), mask=within)
+        tl.store(to + 2, _end(third), mask=within)
+
+
+@triton.jit
+def _rows_and_columns(TALL: tl.constexpr, WIDE: tl.constexpr):
+    """Of the pixels of a block."""
+    at = tl.arange(0, TALL * WIDE)
+    return at // WIDE, at % WIDE
+
+
+@triton.jit
+def _within(H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    row, column = _rows_and_columns(TALL, WIDE)
+    return (row < H) & (column < W)
+
+
+@triton.jit
+def _channel(x, c):
+    return (x >> (8 * c)) & 255
+
+
+@triton.jit
+def _end(total):
+    return tl.minimum(tl.maximum(total - 1, -1.0), 1.0)
+
+
+# Draws: see `augment.read_draws`
+
+
+@triton.jit
+def _words(key_0, key_1, item, view):
+    """The view's words, uint32 [_WORDS]: `rng.words` of the item, from the view's first on."""
+    lane = tl.arange(0, _WORDS)
+    none = lane * 0
+    low, high = none + (item & 0xFFFFFFFF).to(tl.uint32), none + (item >> 32).to(tl.uint32)
+    block = (view * (_WORDS // 4) + lane // 4).to(tl.uint32)
+    a, b, c, d = tl.philox(key_1 << 32 | key_0, block, none.to(tl.uint32), low, high)
+    at = lane % 4
+    return tl.where(at == 0, a, tl.where(at == 1, b, tl.where(at == 2, c, d)))
+
+
+@triton.jit
+def _word(words, at):
+    """One of them as a scalar, as branches need it: a few shuffles, for every warp holds all words."""
+    return tl.sum(tl.where(tl.arange(0, _WORDS) == at, words, 0), 0).to(tl.uint32)
+
+
+@triton.jit
+def _split(word, parts: tl.constexpr):
+    """The first digit, below `parts`, as int32, and the word of the digits after it; see `augment._split`"""
+    return tl.umulhi(word, tl.full([], parts, tl.uint32)).to(tl.int32), word * tl.full([], parts, tl.uint32)
+
+
+@triton.jit
+def _unit(word):
+    """In (0, 1), float64."""
+    return ((word >> 9).to(tl.float64) + 0.5) * (1.0 / 8388608)
+
+
+@triton.jit
+def _weight(share):
+    """A part of the mix, float64, as what a level of 0 to 255 is worth; with the roundings of the reference."""
+    return tl.div_rn(share.to(tl.float32), tl.full([], 127.5, tl.float32))
+
+
+@triton.jit
+def _crop_and_flip(
+    image, word, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
+):
+    """A block of what `augment.crop_and_flip` makes."""
+    down, rest = _split(word, 2 * _PAD + 1)
+    right, rest = _split(rest, 2 * _PAD + 1)
+    row, column = _rows_and_columns(TALL, WIDE)
+    row += down - _PAD
+    column = tl.where((rest >> 31) > 0, W - 1 - column, column) + (right - _PAD)
+    within = (row >= 0) & (row < H) & (column >= 0) & (column < W)
+    at = image + (row * W + column) * C
+    x = tl.load(at, mask=within, other=0).to(tl.int32)
+    if C == 3:
+        x |= tl.load(at + 1, mask=within, other=0).to(tl.int32) << 8
+        x |= tl.load(at + 2, mask=within, other=0).to(tl.int32) << 16
+    return x
+
+
+# Operations on blocks: int32 [TALL * WIDE], row after row
+
+
+@triton.jit
+def _operate(x, word, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """One step of a chain; only what is drawn is done."""
+    op, rest = _split(word, _COUNT)
+    level = 16777216 + 9 + 18 * ((rest >> 8) & 8388607).to(tl.int32)
+    if op == _AUTOCONTRAST:
+        x = _autocontrast(x, H, W, C, TALL, WIDE)
+    elif op == _EQUALIZE:
+        x = _equalize(x, H, W, C, TALL, WIDE)
+    elif op == _SOLARIZE:
+        x = _solarize(x, 256 - _size(level, 3 * 256), C)
+    elif op == _POSTERIZE:
+        x &= 0xF0F0F0
+    else:
+        x = _move(x, op, level, (rest >> 31) > 0, H, W, C, TALL, WIDE)
+    return x
+
+
+@triton.jit
+def _size(level, thrice_largest):
+    """AugMix's int(level * largest / 10), in whole numbers; `level` counts parts of 10 << 24."""
+    return ((level.to(tl.int64) * thrice_largest) >> 24).to(tl.int32) // 300
+
+
+@triton.jit
+def _solarize(x, threshold, C: tl.constexpr):
+    done = x
+    for c in tl.static_range(C):
+        done ^= tl.where(_channel(x, c) < threshold, 0, 255 << (8 * c))  # 255 - a level is its complement
+    return done
+
+
+@triton.jit
+def _autocontrast(x, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    done = _stretch(_channel(x, 0), H, W, TALL, WIDE)
+    if C == 3:
+        done |= _stretch(_channel(x, 1), H, W, TALL, WIDE) << 8
+        done |= _stretch(_channel(x, 2), H, W, TALL, WIDE) << 16
+    return done
+
+
+@triton.jit
+def _stretch(level, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """See `augment._stretch`: in float64 with the same roundings."""
+    within = _within(H, W, TALL, WIDE)
+    low = tl.min(tl.where(within, level, 255), 0)
+    high = tl.max(tl.where(within, level, 0), 0)
+    scale = tl.full([], 255.0, tl.float64) / tl.maximum(high - low, 1).to(tl.float64)
+    stretched = (level.to(tl.float64) * scale - low.to(tl.float64) * scale).to(tl.int32)
+    return tl.where(low == high, level, stretched)
+
+
+@triton.jit
+def _equalize(x, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    done = _flatten(_channel(x, 0), H, W, TALL, WIDE)
+    if C == 3:
+        done |= _flatten(_channel(x, 1), H, W, TALL, WIDE) << 8
+        done |= _flatten(_channel(x, 2), H, W, TALL, WIDE) << 16
+    return done
+
+
+@triton.jit
+def _flatten(level, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """See `augment._equalize`; here a quotient of whole numbers."""
+    level = tl.where(_within(H, W, TALL, WIDE), level, 0)
+    bins = tl.arange(0, 256)
+    counts = tl.histogram(level, 256)
+    counts -= tl.where(bins == 0, TALL * WIDE - H * W, 0)
+    below = tl.cumsum(counts, 0) - counts
+    step = tl.max(tl.where(counts > 0, below, 0), 0) // 255  # as many as are below the brightest level
+    table = tl.minimum((below + step // 2) // tl.maximum(step, 1), 255)
+    table = tl.where(step == 0, bins, table)
+    return tl.gather(table, level, 0)
+
+
+@triton.jit
+def _move(
+    x, op, level, negative, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
+):
+    """Rotate, shear or translate: see `augment._look` for the map of places."""
+    none, one = tl.full([], 0.0, tl.float64), tl.full([], 1.0, tl.float64)
+    across_u, across_v, across_1 = one, none, none
+    down_u, down_v, down_1 = none, one, none
+    live = True
+    if (op == _SHEAR_X) | (op == _SHEAR_Y):
+        amount = level.to(tl.float64) * tl.full([], _SHEAR, tl.float64)
+        amount = tl.where(negative, -amount, amount)
+        if op == _SHEAR_X:
+            across_v = tl.full([], H / W, tl.float64) * amount
+            across_1 = across_v
+        else:
+            down_u = tl.full([], W / H, tl.float64) * amount
+            down_1 = down_u
+    elif op == _ROTATE:
+        size = _size(level, 3 * 30)
+        live = size > 0
+        sine, cosine = _turn(size, negative)
+        across_u, down_v = cosine, cosine
+        across_v = tl.full([], -(H / W), tl.float64) * sine
+        down_u = tl.full([], W / H, tl.float64) * sine
+    else:
+        size = _size(level, tl.where(op == _TRANSLATE_X, W, H))
+        live = size > 0
+        amount = tl.where(negative, -size, size).to(tl.float64)
+        if op == _TRANSLATE_X:
+            across_1 = tl.full([], 2 / W, tl.float64) * amount
+        else:
+            down_1 = tl.full([], 2 / H, tl.float64) * amount
+    if live:
+        # in float64 for a row and a column, in float32 for all pixels
+        u, v = _places(tl.arange(0, WIDE), W), _places(tl.arange(0, TALL), H)
+        across = (across_u * u + across_1).to(tl.float32)[None, :] + (across_v * v).to(tl.float32)[:, None]
+        down = (down_u * u + down_1).to(tl.float32)[None, :] + (down_v * v).to(tl.float32)[:, None]
+        x = _warp(x, tl.reshape(across, [TALL * WIDE]), tl.reshape(down, [TALL * WIDE]), H, W, C, TALL, WIDE)
+    return x
+
+
+@triton.jit
+def _turn(size, negative):
+    """Sine and cosine of `size` degrees, 1 or 2, or of minus as many."""
+    two = size > 1
+    sine = tl.where(two, tl.full([], _SIN_2, tl.float64), tl.full([], _SIN_1, tl.float64))
+    cosine = tl.where(two, tl.full([], _COS_2, tl.float64), tl.full([], _COS_1, tl.float64))
+    sine_of_minus = tl.where(two, tl.full([], _SIN_358, tl.float64), tl.full([], _SIN_359, tl.float64))
+    cosine_of_minus = tl.where(two, tl.full([], _COS_358, tl.float64), tl.full([], _COS_359, tl.float64))
+    return tl.where(negative, sine_of_minus, sine), tl.where(negative, cosine_of_minus, cosine)
+
+
+@triton.jit
+def _places(at, SIDE: tl.constexpr):
+    """float64, from -1 to 1 between the outer edges"""
+    twice = (2 * at + 1).to(tl.float64)
+    if SIDE & (SIDE - 1) == 0:
+        return twice * (1 / SIDE) - 1  # a power of two: as exact as the quotient, and cheap
+    else:  # noqa: RET505 (Triton compiles the one or the other)
+        return twice / SIDE - 1
+
+
+@triton.jit
+def _warp(x, across, down, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """See `augment.warp`; torch's `grid_sample` to the last bit: it, too, adds to products before they are rounded."""
+    inside = (tl.abs(across) < 1) & (tl.abs(down) < 1)
+    column = tl.minimum(tl.maximum(tl.fma(across + 1, W / 2, -0.5), 0.0), W - 1.0)
+    row = tl.minimum(tl.maximum(tl.fma(down + 1, H / 2, -0.5), 0.0), H - 1.0)
+    left, top = column.to(tl.int32), row.to(tl.int32)
+    to_left, to_top = column - left.to(tl.float32), row - top.to(tl.float32)
+    to_right, to_bottom = 1 - to_left, 1 - to_top
+    # beyond the last pixel there is nothing to read, and its weight is 0
+    right, bottom = tl.minimum(left + 1, W - 1), tl.minimum(top + 1, H - 1)
+    # one gather of four times as many: the image goes to shared memory once
+    upper = tl.join(top * WIDE + left, top * WIDE + right)
+    lower = tl.join(bottom * WIDE + left, bottom * WIDE + right)
+    places = tl.reshape(tl.join(upper, lower), [TALL * WIDE * 4])
+    seen = tl.reshape(tl.gather(x, places, 0), [TALL * WIDE, 2, 2])
+    upper, lower = tl.split(seen)
+    upper_left, upper_right = tl.split(upper)
+    lower_left, lower_right = tl.split(lower)
+    done = left * 0
+    for c in tl.static_range(C):
+        level = _channel(upper_left, c).to(tl.float32) * (to_right * to_bottom)
+        level = tl.fma(_channel(upper_right, c).to(tl.float32), to_left * to_bottom, level)
+        level = tl.fma(_channel(lower_left, c).to(tl.float32), to_right * to_top, level)
+        level = tl.fma(_channel(lower_right, c).to(tl.float32), to_left * to_top, level)
+        done |= (level + _DUST).to(tl.int32) << (8 * c)
+    return tl.where(inside, done, 0)

@@ -1,0 +1,710 @@
+"""Triton kernels for many clients at once: convolutions with a weight per client, max-pooling, cutting of batches.
+
+Images lie in memory as [S, n, h, w, c] and weights as [S, o, kh, kw, c], S being the clients. All functions here take
+and give the logical order, [S, n, c, h, w] and [S, o, c, kh, kw], as permuted views of such memory; what lies otherwise
+is copied first. A client's result has the same bits whatever S is: tile sizes and splits follow from the shape of one
+client's work, sums have a fixed order, and nothing is added by atomics. Everything a kernel needs to know about shapes
+is a constant to it, except S and n.
+
+Import this only where Triton is; `stacked_ops` does so when it first meets a tensor on a card.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .stacked_ops import Geometry, Pool
+
+# Not `import triton`: types are checked where there is no Triton, and the answer must not depend on that.
+triton: Any = importlib.import_module("triton")
+tl: Any = importlib.import_module("triton.language")
+if TYPE_CHECKING:
+    constexpr: TypeAlias = Any
+    Block: TypeAlias = Any
+else:  # Triton reads the annotations of kernels, and takes only names of its own there
+    constexpr, Block = tl.constexpr, tl.tensor  # a Block is a pointer, a number, or a block of them
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)  # there tl.dot takes bfloat16 for whole numbers: it is cast first
+
+BATCH_BLOCK = 1024  # values of a batch per program
+SUM_BLOCK = 1024  # weights per program when partial gradients are added
+
+
+class Tiles(NamedTuple):
+    """How a matrix product [m, k] x [k, n] is cut; powers of two of at least 16."""
+
+    m: int
+    n: int
+    k: int
+    warps: int
+    stages: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Choices to tune: pure functions of one client's shape and the type, never of S
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype) -> Tiles:
+    """For `conv` and `conv_input_grad`: m are output positions, n output channels, k taps times input channels."""
+    if rows <= 64:  # a linear layer on a small batch only reads its weights: many small loads in flight
+        return Tiles(_power_of_two(rows, 16, 64), _power_of_two(o, 16, 32), 64 if c % 64 == 0 else 32, 2, 4)
+    n = _power_of_two(o, 16, 128)
+    if dtype != torch.bfloat16:
+        return Tiles(128, n, 32 if c % 32 == 0 else _power_of_two(taps * c, 16, 32), 8 if n > 64 else 4, 3)
+    if c % 32:  # few channels: a step spans taps, so the fewer steps the better
+        return Tiles(256, n, _power_of_two(taps * c, 16, 128), 8 if n > 64 else 4, 2)
+    if c % 64 == 0:
+        return Tiles(128, n, 64, 8 if n > 64 else 4, 3)
+    return Tiles(256, n, 32, 8 if n > 64 else 4, 4)
+
+
+def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype) -> Tiles:
+    """For `conv_weight_grad`: m are taps times input channels, n output channels, k output positions."""
+    n = _power_of_two(o, 16, 128)
+    if rows <= 64:
+        return Tiles(64, n, _power_of_two(rows, 16, 32), 2, 4)
+    m = 64 if taps * c > 128 else _power_of_two(taps * c, 16, 128)
+    k = 64 if dtype == torch.bfloat16 else 32
+    return Tiles(m, n, k, warps=8 if m * n > 64 * 64 else 4, stages=3)
+
+
+def weight_grad_splits(rows: int, c: int, o: int, taps: int, tiles: Tiles) -> int:
+    """Into how many parts the sum over positions is cut, so that few clients with few weights still fill a card.
+
+    One client alone may have very many positions, namely all images of all clients where they share a weight.
+    """
+    programs = _cdiv(taps * c, tiles.m) * _cdiv(o, tiles.n)
+    wanted = max(16 // programs, min(64, rows >> 15))
+    return max(1, min(wanted, _cdiv(rows, tiles.k)))
+
+
+def pool_block(values: int) -> int:
+    """Values per program, of one image's `values`: the block that leaves fewest idle. Eight to a thread: see below."""
+    return min((1024, 512, 256), key=lambda block: (_cdiv(values, block) * block, -block))
+
+
+def _power_of_two(value: int, least: int, most: int) -> int:
+    return max(least, min(most, 1 << (value - 1).bit_length()))
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _jit(kernel: Callable[..., None]) -> Any:
+    return triton.jit(kernel)
+
+
+@_jit
+def _conv_kernel(
+    x: Block,
+    w: Block,
+    out: Block,
+    rows: Block,
+    x_step: Block,
+    w_step: Block,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    OUT_H: constexpr,
+    OUT_W: constexpr,
+    O: constexpr,  # noqa: E741
+    KH: constexpr,
+    KW: constexpr,
+    STRIDE_Y: constexpr,
+    STRIDE_X: constexpr,
+    PAD_Y: constexpr,
+    PAD_X: constexpr,
+    DILATE_Y: constexpr,
+    DILATE_X: constexpr,
+    W_TAP: constexpr,
+    W_IN: constexpr,
+    W_OUT: constexpr,
+    FLIP: constexpr,
+    INSIDE: constexpr,
+    PRECISION: constexpr,
+    WIDEN: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
+) -> None:
+    """out[s, m, o] = sum over taps and c of x[s, where tap meets m, c] w[s, tap, c, o]; m counts (image, y, x).
+
+    x_step and w_step: values from one client to the next (0: the same for all). W_TAP, W_IN, W_OUT: values from one
+    tap, input and output channel of the weights to the next. FLIP takes the taps from last to first. DILATE sets the
+    pixels of x that far apart, with zeros between. INSIDE: no tap ever falls beside the image.
+    """
+    tiles_m = tl.cdiv(rows, BM)
+    tiles_n = (O + BN - 1) // BN
+    pid = tl.program_id(0)
+    m = pid % tiles_m * BM + tl.arange(0, BM)
+    o = pid // tiles_m % tiles_n * BN + tl.arange(0, BN)
+    s = (pid // (tiles_m * tiles_n)).to(tl.int64)  # S n h w c is more than 2**31
+
+    image = (m // (OUT_H * OUT_W)).to(tl.int64)
+    place = m % (OUT_H * OUT_W)
+    top = (place // OUT_W * STRIDE_Y - PAD_Y)[:, None]
+    left = (place % OUT_W * STRIDE_X - PAD_X)[:, None]
+    images = (x + s * x_step + image * (H * W * C))[:, None]
+    weights = w + s * w_step
+    real = (m < rows)[:, None]
+
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for step in range((KH * KW * C + BK - 1) // BK):
+        if C % BK == 0:  # one tap per step: addresses are [BM, 1], plus contiguous channels
+            tap = step // (C // BK)
+            c = step % (C // BK) * BK + tl.arange(0, BK)
+            y = top + tap // KW
+            z = left + tap % KW
+            ok = real
+        else:
+            k = step * BK + tl.arange(0, BK)
+            tap = k // C
+            c = k % C
+            y = top + (tap // KW)[None, :]
+            z = left + (tap % KW)[None, :]
+            ok = real & (k < KH * KW * C)[None, :]
+        if DILATE_Y > 1 or DILATE_X > 1:
+            ok = ok & (y % DILATE_Y == 0) & (z % DILATE_X == 0) & (y >= 0) & (z >= 0)
+            y = y // DILATE_Y
+            z = z // DILATE_X
+        if not INSIDE:
+            ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        a = tl.load(images + ((y * W + z) * C + c[None, :]), mask=ok, other=0.0)
+
+        if FLIP:
+            tap = KH * KW - 1 - tap
+        at = weights + (tap * W_TAP + c * W_IN)[:, None] + (o * W_OUT)[None, :]
+        if C % BK == 0 and O % BN == 0:
+            b = tl.load(at)
+        elif C % BK == 0:
+            b = tl.load(at, mask=(o < O)[None, :], other=0.0)
+        else:
+            b = tl.load(at, mask=(tap >= 0)[:, None] & (tap < KH * KW)[:, None] & (o < O)[None, :], other=0.0)
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+
+    at = out + ((s * rows + m) * O)[:, None] + o[None, :]
+    if O % BN == 0:
+        tl.store(at, acc.to(out.dtype.element_ty), mask=real)
+    else:
+        tl.store(at, acc.to(out.dtype.element_ty), mask=real & (o < O)[None, :])
+
+
+@_jit
+def _weight_grad_kernel(
+    x: Block,
+    g: Block,
+    out: Block,
+    rows: Block,
+    x_step: Block,
+    g_step: Block,
+    out_step: Block,
+    splits: Block,
+    BLOCKS: constexpr,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    OUT_H: constexpr,
+    OUT_W: constexpr,
+    O: constexpr,  # noqa: E741
+    KH: constexpr,
+    KW: constexpr,
+    STRIDE_Y: constexpr,
+    STRIDE_X: constexpr,
+    PAD_Y: constexpr,
+    PAD_X: constexpr,
+    INSIDE: constexpr,
+    PRECISION: constexpr,
+    WIDEN: constexpr,
+    BM: constexpr,
+    BN: constexpr,
+    BK: constexpr,
+) -> None:
+    """out[split, s, o, tap, c] = sum over the split's positions m of x[s, where tap meets m, c] g[s, m, o].
+
+    A split has BLOCKS blocks of BK positions, the last one maybe fewer. out_step: values from one split to the next.
+    """
+    tiles_m = (KH * KW * C + BM - 1) // BM
+    tiles_n = (O + BN - 1) // BN
+    pid = tl.program_id(0)
+    k = pid % tiles_m * BM + tl.arange(0, BM)  # a row of the result: tap and channel
+    o = pid // tiles_m % tiles_n * BN + tl.arange(0, BN)
+    split = pid // (tiles_m * tiles_n) % splits
+    s = (pid // (tiles_m * tiles_n * splits)).to(tl.int64)
+
+    tap = k // C
+    ky = (tap // KW)[:, None]
+    kx = (tap % KW)[:, None]
+    offset = (ky * W + kx) * C + (k % C)[:, None]
+    images = x + s * x_step
+    grads = g + s * g_step
+
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for block in range(BLOCKS):
+        m = (split * BLOCKS + block) * BK + tl.arange(0, BK)
+        image = (m // (OUT_H * OUT_W)).to(tl.int64)
+        place = m % (OUT_H * OUT_W)
+        top = place // OUT_W * STRIDE_Y - PAD_Y
+        left = place % OUT_W * STRIDE_X - PAD_X
+        corner = images + image * (H * W * C) + (top * W + left) * C
+        ok = (m < rows)[None, :] & (k < KH * KW * C)[:, None]
+        if not INSIDE:
+            y = top[None, :] + ky
+            z = left[None, :] + kx
+            ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        a = tl.load(corner[None, :] + offset, mask=ok, other=0.0)
+        at = grads + (m.to(tl.int64) * O)[:, None] + o[None, :]
+        if O % BN == 0:
+            b = tl.load(at, mask=(m < rows)[:, None], other=0.0)
+        else:
+            b = tl.load(at, mask=(m < rows)[:, None] & (o < O)[None, :], other=0.0)
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+
+    base = out + split.to(tl.int64) * out_step + s * (O * KH * KW * C)
+    tl.store(
+        base + (o * (KH * KW * C))[None, :] + k[:, None],
+        acc,
+        mask=(k < KH * KW * C)[:, None] & (o < O)[None, :],
+    )
+
+
+@_jit
+def _sum_kernel(parts: Block, out: Block, values: Block, SPLITS: constexpr, BLOCK: constexpr) -> None:
+    """out[i] = parts[0, i] + parts[1, i] + ..., in that order; torch's own sum may choose another for another S."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(parts + at, mask=at < values, other=0.0)
+    for _ in range(1, SPLITS):
+        parts += values
+        total += tl.load(parts + at, mask=at < values, other=0.0)
+    tl.store(out + at, total, mask=at < values)
+
+
+@_jit
+def _pool_kernel(
+    x: Block,
+    out: Block,
+    index: Block,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    OUT_H: constexpr,
+    OUT_W: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    STRIDE_Y: constexpr,
+    STRIDE_X: constexpr,
+    PAD_Y: constexpr,
+    PAD_X: constexpr,
+    INSIDE: constexpr,
+    BLOCK: constexpr,
+) -> None:
+    """The largest of each window and its place in it, ky KW + kx. Ties: the first. NaN: the last, as in torch."""
+    tiles = (OUT_H * OUT_W * C + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    image = (pid // tiles).to(tl.int64)
+    at = pid % tiles * BLOCK + tl.arange(0, BLOCK)
+    real = at < OUT_H * OUT_W * C
+    c = at % C
+    place = at // C
+    top = place // OUT_W * STRIDE_Y - PAD_Y
+    left = place % OUT_W * STRIDE_X - PAD_X
+    source = x + image * (H * W * C)
+
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    where = tl.full((BLOCK,), 255, dtype=tl.int32)  # 255: nothing yet; even -inf is taken then
+    for ky in tl.static_range(KH):
+        for kx in tl.static_range(KW):
+            y = top + ky
+            z = left + kx
+            ok = real
+            if not INSIDE:
+                ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+            value = tl.load(source + ((y * W + z) * C + c), mask=ok, other=float("-inf")).to(tl.float32)
+            take = ok & ((value > best) | (value != value) | (where == 255))
+            best = tl.where(take, value, best)
+            where = tl.where(take, ky * KW + kx, where)
+
+    to = image * (OUT_H * OUT_W * C) + at
+    tl.store(out + to, best.to(out.dtype.element_ty), mask=real)
+    tl.store(index + to, where.to(tl.uint8), mask=real)
+
+
+@_jit
+def _pool_scatter_kernel(
+    g: Block,
+    index: Block,
+    out: Block,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    OUT_H: constexpr,
+    OUT_W: constexpr,
+    KH: constexpr,
+    KW: constexpr,
+    STRIDE_Y: constexpr,
+    STRIDE_X: constexpr,
+    PAD_Y: constexpr,
+    PAD_X: constexpr,
+    BLOCK: constexpr,
+) -> None:
+    """out[pixel] = the sum of g over the windows that took this pixel. Each pixel asks its windows: no atomics."""
+    tiles = (H * W * C + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    image = (pid // tiles).to(tl.int64)
+    at = pid % tiles * BLOCK + tl.arange(0, BLOCK)
+    real = at < H * W * C
+    c = at % C
+    place = at // C
+    y = place // W + PAD_Y
+    z = place % W + PAD_X
+    base = image * (OUT_H * OUT_W * C)
+
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for back_y in tl.static_range((KH + STRIDE_Y - 1) // STRIDE_Y):
+        for back_x in tl.static_range((KW + STRIDE_X - 1) // STRIDE_X):
+            oy = y // STRIDE_Y - back_y
+            ox = z // STRIDE_X - back_x
+            ky = y - oy * STRIDE_Y
+            kx = z - ox * STRIDE_X
+            ok = real & (oy >= 0) & (oy < OUT_H) & (ky < KH) & (ox >= 0) & (ox < OUT_W) & (kx < KW)
+            window = base + ((oy * OUT_W + ox) * C + c)
+            taken = tl.load(index + window, mask=ok, other=255).to(tl.int32)
+            grad = tl.load(g + window, mask=ok, other=0.0).to(tl.float32)
+            total += tl.where(ok & (taken == ky * KW + kx), grad, 0.0)
+
+    tl.store(out + (image * (H * W * C) + at), total.to(out.dtype.element_ty), mask=real)
+
+
+@_jit
+def _pool_pick_kernel(
+    x: Block,
+    index: Block,
+    out: Block,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    OUT_H: constexpr,
+    OUT_W: constexpr,
+    KW: constexpr,
+    STRIDE_Y: constexpr,
+    STRIDE_X: constexpr,
+    PAD_Y: constexpr,
+    PAD_X: constexpr,
+    BLOCK: constexpr,
+) -> None:
+    """out[window] = x at the place the window took before: what the scatter is the transpose of."""
+    tiles = (OUT_H * OUT_W * C + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    image = (pid // tiles).to(tl.int64)
+    at = pid % tiles * BLOCK + tl.arange(0, BLOCK)
+    real = at < OUT_H * OUT_W * C
+    c = at % C
+    place = at // C
+    to = image * (OUT_H * OUT_W * C) + at
+    taken = tl.load(index + to, mask=real, other=0).to(tl.int32)
+    y = place // OUT_W * STRIDE_Y - PAD_Y + taken // KW
+    z = place % OUT_W * STRIDE_X - PAD_X + taken % KW
+    value = tl.load(x + (image * (H * W * C) + ((y * W + z) * C + c)), mask=real, other=0.0)
+    tl.store(out + to, value, mask=real)
+
+
+@_jit
+def _cut_kernel(
+    images: Block,
+    rows: Block,
+    down: Block,
+    right: Block,
+    mirrored: Block,
+    out: Block,
+    step: Block,
+    batch: Block,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    PAD: constexpr,
+    BLOCK: constexpr,
+) -> None:
+    """One program: a block of values of one image of the batch."""
+    tiles = (H * W * C + BLOCK - 1) // BLOCK
+    pid = tl.program_id(0)
+    which = (pid // tiles).to(tl.int64)  # over clients and their batches
+    at = pid % tiles * BLOCK + tl.arange(0, BLOCK)
+    real = at < H * W * C
+    y = at // (W * C) + tl.load(down + which).to(tl.int32) - PAD
+    z = at // C % W + tl.load(right + which).to(tl.int32) - PAD
+    ok = real & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+    z = tl.where(tl.load(mirrored + which) != 0, W - 1 - z, z)  # mirrored first, cut then
+    source = images + which // batch * step + tl.load(rows + which).to(tl.int64) * (H * W * C)
+    value = tl.load(source + ((y * W + z) * C + at % C), mask=ok, other=0).to(tl.float32)
+    value = value * (1 / 127.5) - 1
+    tl.store(out + (which * (H * W * C) + at), value.to(out.dtype.element_ty), mask=real)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Launchers
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
+    """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow] in x's type. w is cast to it, sums are float32."""
+    c, o, taps = w.shape[2], w.shape[1], how.kernel[0] * how.kernel[1]
+    inside = how.padding == (0, 0)
+    steps = {"W_TAP": c, "W_IN": 1, "W_OUT": taps * c, "FLIP": False, "INSIDE": inside}
+    return _launch_conv(x, w, how, how.out, o, how.stride, how.padding, (1, 1), steps, tiles)
+
+
+def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
+    """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> the gradient by the input, [S, n, c, h, w] in g's type.
+
+    A convolution of g, its pixels set apart by the stride, with the weights turned round.
+    """
+    c, taps = w.shape[2], how.kernel[0] * how.kernel[1]
+    padding = (how.kernel[0] - 1 - how.padding[0], how.kernel[1] - 1 - how.padding[1])
+    # All taps inside takes both: none before the image, and none after it, where x is larger than g spread out.
+    inside = padding == (0, 0) and how.stride == (1, 1) and how.kernel == (1, 1)
+    steps = {"W_TAP": c, "W_IN": taps * c, "W_OUT": 1, "FLIP": True, "INSIDE": inside}
+    return _launch_conv(g, w, how, how.size, c, (1, 1), padding, how.stride, steps, tiles)
+
+
+def _launch_conv(
+    x: Tensor,
+    w: Tensor,
+    how: Geometry,
+    size: tuple[int, int],
+    o: int,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilate: tuple[int, int],
+    steps: dict[str, int],
+    tiles: Tiles | None,
+) -> Tensor:
+    stack, n, c, height, width = x.shape
+    rows, taps = n * size[0] * size[1], how.kernel[0] * how.kernel[1]
+    tiles = tiles or conv_tiles(rows, c, o, taps, x.dtype)
+    x, x_step = _channels_last(x, x.dtype)
+    w, w_step = _channels_last(w, x.dtype)
+    out = x.new_empty((stack, n, *size, o))
+    with torch.cuda.device_of(x):
+        _conv_kernel[(stack * _cdiv(rows, tiles.m) * _cdiv(o, tiles.n),)](
+            x,
+            w,
+            out,
+            rows,
+            x_step,
+            w_step,
+            H=height,
+            W=width,
+            C=c,
+            OUT_H=size[0],
+            OUT_W=size[1],
+            O=o,
+            KH=how.kernel[0],
+            KW=how.kernel[1],
+            STRIDE_Y=stride[0],
+            STRIDE_X=stride[1],
+            PAD_Y=padding[0],
+            PAD_X=padding[1],
+            DILATE_Y=dilate[0],
+            DILATE_X=dilate[1],
+            **steps,
+            PRECISION=how.precision,
+            WIDEN=INTERPRETED,
+            BM=tiles.m,
+            BN=tiles.n,
+            BK=tiles.k,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    return out.permute(0, 1, 4, 2, 3)
+
+
+def conv_weight_grad(
+    x: Tensor, g: Tensor, how: Geometry, tiles: Tiles | None = None, splits: int | None = None
+) -> Tensor:
+    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> the gradient by the weight, float32 [S, o, c, kh, kw]."""
+    stack, n, c, height, width = x.shape
+    o, taps = g.shape[2], how.kernel[0] * how.kernel[1]
+    rows = n * how.out[0] * how.out[1]
+    tiles = tiles or weight_grad_tiles(rows, c, o, taps, x.dtype)
+    blocks = _cdiv(_cdiv(rows, tiles.k), splits or weight_grad_splits(rows, c, o, taps, tiles))
+    splits = _cdiv(rows, blocks * tiles.k)  # none is left empty
+    x, x_step = _channels_last(x, x.dtype)
+    g, g_step = _channels_last(g, x.dtype)
+    parts = x.new_empty((splits, stack, o, *how.kernel, c), dtype=torch.float32)
+    with torch.cuda.device_of(x):
+        _weight_grad_kernel[(stack * splits * _cdiv(taps * c, tiles.m) * _cdiv(o, tiles.n),)](
+            x,
+            g,
+            parts,
+            rows,
+            x_step,
+            g_step,
+            stack * o * taps * c,
+            splits,
+            BLOCKS=blocks,
+            H=height,
+            W=width,
+            C=c,
+            OUT_H=how.out[0],
+            OUT_W=how.out[1],
+            O=o,
+            KH=how.kernel[0],
+            KW=how.kernel[1],
+            STRIDE_Y=how.stride[0],
+            STRIDE_X=how.stride[1],
+            PAD_Y=how.padding[0],
+            PAD_X=how.padding[1],
+            INSIDE=how.padding == (0, 0),
+            PRECISION=how.precision,
+            WIDEN=INTERPRETED,
+            BM=tiles.m,
+            BN=tiles.n,
+            BK=tiles.k,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    return _sum_splits(parts).permute(0, 1, 4, 2, 3)
+
+
+def _sum_splits(parts: Tensor) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    out = torch.empty_like(parts[0])
+    with torch.cuda.device_of(parts):
+        grid = (_cdiv(out.numel(), SUM_BLOCK),)
+        _sum_kernel[grid](parts, out, out.numel(), SPLITS=len(parts), BLOCK=SUM_BLOCK)
+    return out
+
+
+def max_pool(x: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+    """x [n, c, h, w] -> the largest of each window, and uint8 which of its places that was; both [n, c, oh, ow]."""
+    n, c = x.shape[:2]
+    x = x.permute(0, 2, 3, 1).contiguous()
+    out = x.new_empty((n, *pool.out, c))
+    index = torch.empty_like(out, dtype=torch.uint8)
+    block = pool_block(pool.out[0] * pool.out[1] * c)
+    shape = _pool_shape(pool, c)
+    bottom = (pool.out[0] - 1) * pool.stride[0] + pool.kernel[0] <= pool.size[0]
+    aside = (pool.out[1] - 1) * pool.stride[1] + pool.kernel[1] <= pool.size[1]
+    inside = pool.padding == (0, 0) and bottom and aside
+    with torch.cuda.device_of(x):
+        grid = (n * _cdiv(pool.out[0] * pool.out[1] * c, block),)
+        _pool_kernel[grid](x, out, index, **shape, KH=pool.kernel[0], INSIDE=inside, **_pool_launch(block))
+    return out.permute(0, 3, 1, 2), index.permute(0, 3, 1, 2)
+
+
+def max_pool_scatter(g: Tensor, index: Tensor, pool: Pool) -> Tensor:
+    """The gradient by the input: g [n, c, oh, ow] -> [n, c, h, w]."""
+    n, c = g.shape[:2]
+    g, index = g.permute(0, 2, 3, 1).contiguous(), index.permute(0, 2, 3, 1).contiguous()
+    out = g.new_empty((n, *pool.size, c))
+    block = pool_block(pool.size[0] * pool.size[1] * c)
+    with torch.cuda.device_of(g):
+        grid = (n * _cdiv(pool.size[0] * pool.size[1] * c, block),)
+        _pool_scatter_kernel[grid](g, index, out, **_pool_shape(pool, c), KH=pool.kernel[0], **_pool_launch(block))
+    return out.permute(0, 3, 1, 2)
+
+
+def max_pool_pick(x: Tensor, index: Tensor, pool: Pool) -> Tensor:
+    """x [n, c, h, w] at the places that an earlier pool took -> [n, c, oh, ow]."""
+    n, c = x.shape[:2]
+    x, index = x.permute(0, 2, 3, 1).contiguous(), index.permute(0, 2, 3, 1).contiguous()
+    out = x.new_empty((n, *pool.out, c))
+    block = pool_block(pool.out[0] * pool.out[1] * c)
+    with torch.cuda.device_of(x):
+        grid = (n * _cdiv(pool.out[0] * pool.out[1] * c, block),)
+        _pool_pick_kernel[grid](x, index, out, **_pool_shape(pool, c), **_pool_launch(block))
+    return out.permute(0, 3, 1, 2)
+
+
+def _pool_shape(pool: Pool, c: int) -> dict[str, int]:
+    return {
+        "H": pool.size[0],
+        "W": pool.size[1],
+        "C": c,
+        "OUT_H": pool.out[0],
+        "OUT_W": pool.out[1],
+        "KW": pool.kernel[1],
+        "STRIDE_Y": pool.stride[0],
+        "STRIDE_X": pool.stride[1],
+        "PAD_Y": pool.padding[0],
+        "PAD_X": pool.padding[1],
+    }
+
+
+def _pool_launch(block: int) -> dict[str, int]:
+    return {"BLOCK": block, "num_warps": block // 256}  # eight values to a thread: 16 bytes of bfloat16
+
+
+def cut_batches(
+    images: Tensor,
+    rows: Tensor,
+    down: Tensor,
+    right: Tensor,
+    mirrored: Tensor,
+    pad: int,
+    dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
+) -> Tensor:
+    """uint8 images [S, n, h, w, c] -> batches [S, b, h, w, c] in [-1, 1], bit for bit as `Fit` cuts them for a client.
+
+    All [S, b]: `rows` says which image, `mirrored` which to flip first, `down` and `right` (0 to 2 pad) where to cut it
+    from its frame of `pad` black pixels. `out` is filled where given, in its own type; else one of `dtype` is made.
+    """
+    stack, _, height, width, c = images.shape
+    batch = rows.shape[1]
+    images = images.contiguous()
+    if out is None:
+        out = torch.empty((stack, batch, height, width, c), dtype=dtype, device=images.device)
+    if not out.is_contiguous() or out.shape != (stack, batch, height, width, c):
+        raise ValueError("out must be contiguous [S, b, h, w, c].")
+    with torch.cuda.device_of(images):
+        _cut_kernel[(stack * batch * _cdiv(height * width * c, BATCH_BLOCK),)](
+            images,
+            rows.contiguous(),
+            down.contiguous(),
+            right.contiguous(),
+            mirrored.contiguous().view(torch.uint8),
+            out,
+            images[0].numel(),
+            batch,
+            H=height,
+            W=width,
+            C=c,
+            PAD=pad,
+            BLOCK=BATCH_BLOCK,
+            enable_fp_fusion=False,  # the product is rounded before 1 is taken off, as torch does in two steps
+        )
+    return out
+
+
+def _channels_last(t: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """t [S, a, c, h, w] as memory [S, a, h, w, c] of that type, and the step from one client to the next.
+
+    At most one copy. What is expanded over the clients stays one, with step 0.
+    """
+    t = t.permute(0, 1, 3, 4, 2)
+    one = len(t) > 1 and t.stride(0) == 0
+    if one:
+        t = t[:1]
+    if t.dtype != dtype or not t.is_contiguous():
+        t = torch.empty(t.shape, dtype=dtype, device=t.device).copy_(t)
+    return t, 0 if one else t[0].numel()

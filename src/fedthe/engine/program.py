@@ -1,0 +1,63 @@
+"""Programs: pieces of work on buffers that stay where they are, so that a GPU can replay them as one graph."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+import torch
+
+WARM_UP = 2  # runs before a capture: kernels are compiled and libraries set up in them
+
+Built = TypeVar("Built")
+
+
+class Replay:
+    """Calls `work`, which only changes tensors in place; on a GPU as a graph, captured at the first call."""
+
+    def __init__(self, work: Callable[[], None], device: torch.device, pool: Any) -> None:
+        self._work, self._device, self._pool = work, device, pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def prepare(self) -> None:
+        """Run the work for the sake of compilation and capture. What it changed must be loaded again."""
+        if self._device.type != "cuda" or self._graph is not None:
+            return
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self._work()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._work()
+        self._graph = graph
+
+    def __call__(self) -> None:
+        if self._graph is None:
+            self._work()
+        else:
+            self._graph.replay()
+
+
+class Programs(Generic[Built]):
+    """Programs by what they do and on which shapes; those used longest ago are dropped."""
+
+    def __init__(self, device: torch.device, most: int = 8) -> None:
+        self.device, self._most = device, most
+        self._kept: OrderedDict[Hashable, Built] = OrderedDict()
+        # Graphs are replayed one after another and leave nothing inside, so they may share their memory.
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+    def get(self, key: Hashable, build: Callable[[], Built]) -> Built:
+        if key not in self._kept:
+            while len(self._kept) >= self._most:
+                self._kept.popitem(last=False)
+            self._kept[key] = build()
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def clear(self) -> None:
+        self._kept.clear()

@@ -1,0 +1,65 @@
+"""Clients' labelled rows, cut from one resident pool when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from ..data.plan import Federation
+from ..types import Shard
+
+
+class Shards(Sequence[Shard]):
+    """Every client's shard. The pool is on the device once; a shard is a copy of its rows, made anew each time."""
+
+    def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
+        self._images = torch.from_numpy(federation.pool.images).to(device)
+        self._labels = torch.from_numpy(federation.pool.labels).to(device)
+        self._classes = len(federation.pool.classes)
+        self._splits = federation.clients
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many rows each client trains on."""
+        return tuple(len(split.train) for split in self._splits)
+
+    @overload
+    def __getitem__(self, k: int) -> Shard: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[Shard]: ...
+    def __getitem__(self, k: int | slice) -> Shard | list[Shard]:
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        split = self._splits[k]
+        train, val = torch.from_numpy(split.train), torch.from_numpy(split.val)
+        images, labels, real = self._rows(train)
+        counts = torch.bincount(labels, minlength=self._classes).float()
+        return Shard(images, labels, real, counts, *self._rows(val))
+
+    def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        here = rows.to(self._labels.device)
+        return self._images[here], self._labels[here], torch.ones(len(rows), dtype=torch.bool, device=here.device)
+
+
+def stack_shards(shards: Sequence[Shard]) -> Shard:
+    """One shard with a first axis over clients, padded to the longest of them."""
+    longest, most_val = (max(len(shard[i]) for shard in shards) for i in (0, 4))
+
+    def pad(part: Tensor, rows: int) -> Tensor:
+        if len(part) == rows:
+            return part
+        return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
+
+    lengths = (longest, longest, longest, None, most_val, most_val, most_val)
+    return Shard(
+        *(
+            torch.stack([part if rows is None else pad(part, rows) for part in parts])
+            for rows, parts in zip(lengths, zip(*shards, strict=True), strict=True)
+        )
+    )

@@ -1,0 +1,291 @@
+"""Training of many clients as rows of one program: what `fit.Fit` does for one, with the same draws.
+
+A method calls `fit` inside vmap, seeing one client; the steps run outside it, on all rows. A step has static shapes and
+buffers, so that a GPU replays it as one graph. A batch that is padding alone leaves a row as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import rng, tree
+from ..methods.base import Loss
+from ..tree import Tree
+from ..types import Batch, Shard, scale
+from .fit import Optimizer, crop
+from .outside import run_outside
+from .program import Programs, Replay
+from .stacked_ops import StackedOps, empty_rows, use_kernels
+
+
+@dataclass(frozen=True)
+class StackedFit:
+    """`fit(loss, params, shard, given)` for the rows of a stack."""
+
+    optimizer: Optimizer
+    epochs: int
+    batch: int
+    flip: bool
+    crop: int
+    keys: Tensor  # int64 [rows, epochs, 2]: of each row's draws in each epoch
+    clients: Tensor  # int64 [rows]
+    sizes: tuple[int, ...]  # the real rows of each shard
+    programs: Programs[Program]
+    dtype: torch.dtype  # of convolutions
+    steps: int | None = None  # so many of an epoch only, and no graph: to see how much memory they take
+    log: list[Tensor] = field(default_factory=list)  # the mean loss of each epoch [rows]
+
+    @property
+    def lr(self) -> float:
+        return self.optimizer.lr
+
+    def __call__(
+        self, loss: Loss, params: Tree, shard: Shard, given: Tree | None = None, *, weight_decay: float | None = None
+    ) -> Tree:
+        flat, kept = tree.flatten(params), tree.flatten(given or {})
+        decay = self.optimizer.weight_decay if weight_decay is None else weight_decay
+
+        def work(*rows: Tensor) -> tuple[Tensor, ...]:
+            trained = dict(zip(flat, rows[: len(flat)], strict=True))
+            fixed = dict(zip(kept, rows[len(flat) : -4], strict=True))
+            return tuple(self._train(loss, trained, fixed, _Rows(*rows[-4:]), decay).values())
+
+        trained = run_outside(work, *flat.values(), *kept.values(), *shard[:4])
+        return tree.unflatten(dict(zip(flat, trained, strict=True)))
+
+    def _train(
+        self, loss: Loss, params: dict[str, Tensor], given: dict[str, Tensor], rows: _Rows, decay: float
+    ) -> dict[str, Tensor]:
+        longest, shortest = (-(-size // self.batch) for size in (max(self.sizes), min(self.sizes)))
+        shape = (len(self.sizes), self.batch, *rows.images.shape[2:])
+        setting = Setting(loss, self.optimizer, decay, shortest < longest, self.dtype)
+        key = (setting, shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
+        program = self.programs.get(
+            key, lambda: Program(setting, params, given, rows.counts, shape, self.programs, self.steps is None)
+        )
+        program.load(params, given, rows.counts)
+        steps = longest if self.steps is None else min(longest, self.steps)
+        size = torch.tensor(self.sizes, device=rows.real.device)
+        for epoch in range(self.epochs if self.steps is None else min(1, self.epochs)):
+            cuts = draw_cuts(self.keys[:, epoch], self.clients, rows.real, self.flip, self.crop)
+            cuts = cuts.pad(longest * self.batch)
+            labels = rows.labels.gather(1, cuts.order)
+            real = (torch.arange(cuts.order.shape[1], device=size.device) < size[:, None]).float()
+            for step in range(steps):
+                part = slice(step * self.batch, (step + 1) * self.batch)
+                program.cut(rows.images, cuts.take(part), self.crop)
+                program.y.copy_(labels[:, part])
+                program.weight.copy_(real[:, part])
+                program.step()
+            self.log.append(program.total / size.clamp(min=1))
+            program.total.zero_()
+        return {name: leaf.detach().clone() for name, leaf in program.params.items()}
+
+
+class _Rows(NamedTuple):
+    """The training part of stacked shards."""
+
+    images: Tensor  # uint8 [rows, n, h, w, c]
+    labels: Tensor  # int64 [rows, n]
+    real: Tensor  # bool [rows, n]
+    counts: Tensor  # float [rows, classes]
+
+
+class Cuts(NamedTuple):
+    """Which image comes when in an epoch, and how it is cut; all [rows, n]."""
+
+    order: Tensor  # int64
+    down: Tensor  # int64, 0 to 2 pad
+    right: Tensor
+    mirrored: Tensor  # bool
+
+    def pad(self, length: int) -> Cuts:
+        missing = length - self.order.shape[1]
+        if missing <= 0:
+            return self.take(slice(length))
+        return Cuts(*(torch.nn.functional.pad(part, (0, missing)) for part in self))
+
+    def take(self, part: slice) -> Cuts:
+        return Cuts(*(each[:, part] for each in self))
+
+
+def draw_cuts(keys: Tensor, clients: Tensor, real: Tensor, flip: bool, pad: int) -> Cuts:
+    """An epoch of each row, real images first: the draws of `Fit.batches`. keys: int64 [rows, 2]."""
+    item = (clients << 32)[:, None] + torch.arange(real.shape[1], device=real.device)
+    zero = torch.zeros_like(item)
+    word = 0xFFFFFFFF
+    first, second, where, side = rng.philox((zero, zero, item & word, item >> 32 & word), (keys[:, :1], keys[:, 1:]))
+    place = (first << 30 | second >> 2).masked_fill(~real, torch.iinfo(torch.int64).max)
+    order = torch.argsort(place, 1)
+    where, side, places = where.gather(1, order), side.gather(1, order), 2 * pad + 1
+    mirrored = (side < 2**31) & flip
+    return Cuts(order, (where >> 16) * places >> 16, (where & 0xFFFF) * places >> 16, mirrored)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a step does. Settings with equal losses are equal, as two accesses to a method's bound loss are."""
+
+    loss: Loss
+    optimizer: Optimizer
+    decay: float
+    ragged: bool  # some rows run out of batches before others do
+    dtype: torch.dtype
+
+
+class Program:
+    """One step of training on every row: a batch in, parameters and the optimizer's state changed in place."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        params: dict[str, Tensor],
+        given: dict[str, Tensor],
+        counts: Tensor,
+        shape: tuple[int, ...],
+        programs: Programs[Program],
+        captured: bool,
+    ) -> None:
+        self.setting = setting
+        device, rows, batch = counts.device, shape[0], shape[1]
+        self.params = {name: empty_rows(leaf.shape, leaf) for name, leaf in params.items()}
+        self.given = {name: empty_rows(leaf.shape, leaf) for name, leaf in given.items()}
+        self.counts = empty_rows(counts.shape, counts)
+        self.update = _UPDATES[setting.optimizer.name](setting, self.params)
+        kernels = use_kernels(counts)
+        self.x = torch.zeros(shape, device=device, dtype=setting.dtype if kernels else torch.float32)
+        self.y = torch.zeros((rows, batch), dtype=torch.int64, device=device)
+        self.weight = torch.zeros((rows, batch), device=device)
+        self.total = torch.zeros(rows, device=device)
+        self._replay = Replay(self._step, device, programs.pool)
+        if captured:
+            self.load(params, given, counts)
+            self._replay.prepare()
+            self.total.zero_()
+
+    def load(self, params: dict[str, Tensor], given: dict[str, Tensor], counts: Tensor) -> None:
+        with torch.no_grad():
+            for buffers, values in ((self.params, params), (self.given, given)):
+                for name, leaf in values.items():
+                    buffers[name].copy_(leaf)
+            self.counts.copy_(counts)
+            self.update.reset()
+
+    def cut(self, images: Tensor, cuts: Cuts, pad: int) -> None:
+        """Load the next batch's images."""
+        if use_kernels(images):
+            from .kernels import cut_batches
+
+            cut_batches(images, cuts.order, cuts.down, cuts.right, cuts.mirrored, pad, out=self.x)
+        else:
+            self.x.copy_(cut_batches_plainly(images, cuts, pad))
+
+    def step(self) -> None:
+        self._replay()
+
+    def _step(self) -> None:
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.params.items()}
+        with torch.enable_grad(), lift_convolutions(self.setting.dtype):
+            x = self.x.movedim(-1, -3)
+            mean, total = torch.vmap(self._lose)(leaves, self.given, Batch(x, self.y, self.weight, self.counts))
+            slopes = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            self.total += total.detach()
+            active = (self.weight.sum(1) > 0) if self.setting.ragged else None
+            self.update(dict(zip(leaves, slopes, strict=True)), active)
+
+    def _lose(self, params: dict[str, Tensor], given: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """One row's mean loss over the real rows of a batch, and their sum."""
+        losses = self.setting.loss(tree.unflatten(params), tree.unflatten(given), batch) * batch.weight
+        total = losses.sum()
+        return total / batch.weight.sum().clamp(min=1), total
+
+
+def lift_convolutions(dtype: torch.dtype) -> AbstractContextManager[Any]:
+    return StackedOps(dtype)
+
+
+def cut_batches_plainly(images: Tensor, cuts: Cuts, pad: int) -> Tensor:
+    """Batches float [rows, b, h, w, c] in [-1, 1] of uint8 images [rows, n, h, w, c]."""
+    row = torch.arange(len(images), device=images.device)[:, None]
+    chosen = images[row, cuts.order]
+    chosen = torch.where(cuts.mirrored[..., None, None, None], chosen.flip(-2), chosen).flatten(0, 1)
+    if pad:
+        chosen = crop(chosen, pad, cuts.down.flatten(), cuts.right.flatten())
+    batches: Tensor = scale(chosen).movedim(-3, -1).unflatten(0, cuts.order.shape)
+    return batches
+
+
+Slopes = dict[str, Tensor]
+
+
+class _SGD:
+    """torch.optim.SGD, row by row."""
+
+    def __init__(self, setting: Setting, params: dict[str, Tensor]) -> None:
+        self.setting, self.params = setting, params
+        self.momentum = setting.optimizer.momentum
+        self.state = {name: torch.zeros_like(leaf) for name, leaf in params.items()} if self.momentum else {}
+
+    def reset(self) -> None:
+        for leaf in self.state.values():
+            leaf.zero_()
+
+    def __call__(self, slopes: Slopes, active: Tensor | None) -> None:
+        for name, leaf in self.params.items():
+            move = slopes[name].add(leaf, alpha=self.setting.decay) if self.setting.decay else slopes[name]
+            if self.momentum:
+                move = self.state[name] * self.momentum + move
+                _write(self.state[name], move, active)
+            if active is not None:
+                move = torch.where(_over(active, leaf), move, 0)
+            leaf.add_(move, alpha=-self.setting.optimizer.lr)
+
+
+class _Adam:
+    """torch.optim.Adam, row by row: a row counts its own steps."""
+
+    def __init__(self, setting: Setting, params: dict[str, Tensor]) -> None:
+        self.setting, self.params = setting, params
+        self.first = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+        self.second = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+        rows = next(iter(params.values()))
+        self.steps = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+
+    def reset(self) -> None:
+        for leaf in (*self.first.values(), *self.second.values(), self.steps):
+            leaf.zero_()
+
+    def __call__(self, slopes: Slopes, active: Tensor | None) -> None:
+        _write(self.steps, self.steps + 1, active)
+        one, two = ((1 - beta**self.steps).float() for beta in (0.9, 0.999))
+        for name, leaf in self.params.items():
+            slope = slopes[name].add(leaf, alpha=self.setting.decay) if self.setting.decay else slopes[name]
+            first = self.first[name].lerp(slope, 0.1)
+            second = self.second[name] * 0.999 + slope * slope * (1 - 0.999)
+            _write(self.first[name], first, active)
+            _write(self.second[name], second, active)
+            scaled = (second / _over(two, leaf)).sqrt() + 1e-8
+            _write(leaf, leaf - self.setting.optimizer.lr * (first / _over(one, leaf)) / scaled, active)
+
+
+_UPDATES: dict[str, Callable[[Setting, dict[str, Tensor]], _SGD | _Adam]] = {"sgd": _SGD, "adam": _Adam}
+
+
+def _write(leaf: Tensor, value: Tensor, active: Tensor | None) -> None:
+    leaf.copy_(value if active is None else torch.where(_over(active, leaf), value, leaf))
+
+
+def _over(rows: Tensor, leaf: Tensor) -> Tensor:
+    """rows [n] so that it broadcasts over leaf [n, ...]"""
+    return rows.view(-1, *[1] * (leaf.ndim - 1))
+
+
+def _shape(leaves: dict[str, Tensor]) -> Hashable:
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in leaves.items())

@@ -1,0 +1,501 @@
+"""Convolution, max-pooling and linear layers for many clients at once, put under a loss that was written for one.
+
+    with StackedOps(torch.bfloat16):
+        losses = torch.func.vmap(loss)(params, batches)
+
+`vmap` makes of a convolution with a weight per client a grouped one, which is slow everywhere. Here it becomes
+one kernel over all clients on a card, and a loop over the clients on the CPU. A client's result has the same bits
+however many others are stacked with it.
+
+Convolution is linear in the image and in the weight, so three functions hold all its derivatives of any order: the
+convolution, its gradient by the image and its gradient by the weight. All three take stacked tensors, images
+[S, n, c, h, w] and weights [S, o, c, kh, kw]; a level of `vmap` adds to S. Images are of the mode's type, weights
+float32. Memory is [S, n, h, w, c] throughout: elementwise functions keep that, so nothing is copied between layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+Pair = tuple[int, int]
+Dim = int | None
+
+TYPES = (torch.bfloat16, torch.float32)
+FULL = "tf32x3"  # float32 products on tensor cores, as three of tf32; "ieee" is exact and many times slower
+FAST = "tf32"
+
+interpreting = False  # tests set this to run the kernels on the CPU, in Triton's interpreter
+
+
+def use_kernels(x: Tensor) -> bool:
+    return (x.is_cuda and _has_triton()) or interpreting
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _run(function: type[Function], *inputs: Any) -> Any:
+    return function.apply(*inputs)
+
+
+def _kernels() -> Any:
+    from . import kernels  # only here: there is no Triton on Windows, nor need of it on any CPU
+
+    return kernels
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a convolution. `size` is the image's (h, w); `precision` is that of float32 products on a card."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    size: Pair
+    precision: str = FULL
+
+    @property
+    def out(self) -> Pair:
+        return _out(self.size, self.kernel, self.stride, self.padding)
+
+
+@dataclass(frozen=True)
+class Pool:
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    size: Pair
+
+    @property
+    def out(self) -> Pair:
+        return _out(self.size, self.kernel, self.stride, self.padding)
+
+
+def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
+    h, w = ((size[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
+    return h, w
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Convolution
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Convolve(Function):
+    """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow]"""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, how: Geometry) -> Tensor:
+        if use_kernels(x):
+            return _kernels().conv(x, w, how)  # type: ignore[no-any-return]
+
+        def one(x: Tensor, w: Tensor) -> Tensor:
+            # Not torch.conv2d: a backward may run within the mode, which would send that here again.
+            return torch.ops.aten.convolution(  # type: ignore[no-any-return]
+                x, w, None, how.stride, how.padding, (1, 1), False, (0, 0), 1
+            )
+
+        return _each(one, x, w).to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: Tensor) -> None:
+        x, w, ctx.how = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        by_x, by_w = ctx.needs_input_grad[:2]
+        return (
+            _run(InputGrad, g, w, ctx.how) if by_x else None,
+            _run(WeightGrad, x, g, ctx.how) if by_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], x: Tensor, w: Tensor, how: Geometry) -> tuple[Tensor, int]:
+        return _lift_by_weight(Convolve, info.batch_size, in_dims, x, w, how)
+
+
+class InputGrad(Function):
+    """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> [S, n, c, h, w]"""
+
+    @staticmethod
+    def forward(g: Tensor, w: Tensor, how: Geometry) -> Tensor:
+        if use_kernels(g):
+            return _kernels().conv_input_grad(g, w, how)  # type: ignore[no-any-return]
+
+        def one(g: Tensor, w: Tensor) -> Tensor:
+            like = g.new_empty((len(g), *how.size, w.shape[1])).permute(0, 3, 1, 2)
+            return _backward(g, like, w, how, 0)
+
+        return _each(one, g, w).to(g.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: Tensor) -> None:
+        g, w, ctx.how = inputs
+        ctx.save_for_backward(g, w)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        g, w = ctx.saved_tensors
+        by_g, by_w = ctx.needs_input_grad[:2]
+        return (
+            _run(Convolve, v, w, ctx.how) if by_g else None,
+            _run(WeightGrad, v, g, ctx.how) if by_w else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], g: Tensor, w: Tensor, how: Geometry) -> tuple[Tensor, int]:
+        return _lift_by_weight(InputGrad, info.batch_size, in_dims, g, w, how)
+
+
+class WeightGrad(Function):
+    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> float32 [S, o, c, kh, kw]"""
+
+    @staticmethod
+    def forward(x: Tensor, g: Tensor, how: Geometry) -> Tensor:
+        if use_kernels(x):
+            return _kernels().conv_weight_grad(x, g, how)  # type: ignore[no-any-return]
+
+        def one(x: Tensor, g: Tensor) -> Tensor:
+            like = g.new_empty((g.shape[1], *how.kernel, x.shape[1])).permute(0, 3, 1, 2)
+            return _backward(g, x, like, how, 1)
+
+        return _each(one, x, g)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: Tensor) -> None:
+        x, g, ctx.how = inputs
+        ctx.save_for_backward(x, g)
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, g = ctx.saved_tensors
+        by_x, by_g = ctx.needs_input_grad[:2]
+        return (
+            _run(InputGrad, g, u, ctx.how) if by_x else None,
+            _run(Convolve, x, u, ctx.how) if by_g else None,
+            None,
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], x: Tensor, g: Tensor, how: Geometry) -> tuple[Tensor, int]:
+        return _lift(WeightGrad, info.batch_size, in_dims, x, g, how)
+
+
+def _lift(function: Any, size: int, in_dims: Sequence[Dim], a: Tensor, b: Tensor, how: Geometry) -> tuple[Tensor, int]:
+    """The new axis and the stack that is there already become one stack."""
+    a, b = _fold(a, in_dims[0], size), _fold(b, in_dims[1], size)
+    return _run(function, a, b, how).unflatten(0, (size, -1)), 0
+
+
+def _fold(t: Tensor, dim: Dim, size: int) -> Tensor:
+    t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    # In this order of memory already here, not only in the kernel: what is saved for the backward is then the copy.
+    return _images_last(t.flatten(0, 1)) if use_kernels(t) and dim is not None else t.flatten(0, 1)
+
+
+def _lift_by_weight(
+    function: Any, size: int, in_dims: Sequence[Dim], images: Tensor, w: Tensor, how: Geometry
+) -> tuple[Tensor, int]:
+    """As `_lift`; but a weight that all share sees the new axis as more images."""
+    if in_dims[1] is not None or in_dims[0] is None:
+        return _lift(function, size, in_dims, images, w, how)
+    images = images.movedim(in_dims[0], 1)
+    n = images.shape[2]
+    return _run(function, images.flatten(1, 2), w, how).unflatten(1, (size, n)), 1
+
+
+def _images_last(t: Tensor) -> Tensor:
+    """[S, n, c, h, w] as memory [S, n, h, w, c]; copies only what lies otherwise."""
+    return t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _each(one: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """one(a[s], b[s]) for every s, in float32. Layouts are the same for every S, since they choose the CPU's algorithm.
+
+    Whole stacks are laid out at once; a row is then channels-last, which the CPU's convolutions like best.
+    """
+    rows = zip(_images_last(a.float()), _images_last(b.float()), strict=True)
+    return torch.stack([one(x, y).permute(0, 2, 3, 1) for x, y in rows]).permute(0, 1, 4, 2, 3)
+
+
+def _backward(g: Tensor, x: Tensor, w: Tensor, how: Geometry, which: int) -> Tensor:
+    """The gradient by x (which = 0) or by w (1); the other one then only tells its shape, or nothing."""
+    mask = [which == 0, which == 1, False]
+    return torch.ops.aten.convolution_backward(  # type: ignore[no-any-return]
+        g, x, w, None, how.stride, how.padding, (1, 1), False, (0, 0), 1, mask
+    )[which]
+
+
+def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dtype: torch.dtype, precision: str = FULL) -> Tensor:
+    """x [n, c, h, w], w [o, c, kh, kw] -> [n, o, oh, ow] of `dtype`; sums are float32.
+
+    w is cast within, not before: its gradient then comes out in float32, not rounded to `dtype` on the way.
+    """
+    how = Geometry(_pair(w.shape[2:]), stride, padding, _pair(x.shape[2:]), precision)
+    x, w = x.to(dtype), w.float()
+    if use_kernels(x) and x.shape[1] % 4 and how.kernel != (1, 1):
+        x, w = _fill_channels(x), _fill_channels(w)
+    y: Tensor = _run(Convolve, x[None], w[None], how)
+    return y.squeeze(0)  # not y[0]: the way back through that fills a tensor with zeros first
+
+
+def _fill_channels(t: Tensor) -> Tensor:
+    """t [n, c, h, w] with channels of zeros up to a multiple of four: loads of 8 bytes take a third of the time."""
+    return F.pad(t.permute(0, 2, 3, 1), (0, -t.shape[1] % 4)).permute(0, 3, 1, 2)
+
+
+def empty_rows(shape: Sequence[int], like: Tensor) -> Tensor:
+    """An empty stack of parameters, weights of convolutions in the order of memory that kernels read."""
+    if len(shape) != 5:
+        return like.new_empty(shape)
+    s, o, c, h, w = shape
+    return like.new_empty((s, o, h, w, c)).permute(0, 1, 4, 2, 3)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Max-pooling, on a card only: the CPU's own has all it takes
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class MaxPool(Function):
+    """x [n, c, h, w] -> the largest of each window, and uint8 which place of the window that was: [n, c, oh, ow]"""
+
+    @staticmethod
+    def forward(x: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+        return _kernels().max_pool(x, pool)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Pool], output: tuple[Tensor, Tensor]) -> None:
+        _, ctx.pool = inputs
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros for the places
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, None]:
+        if g is None:
+            return None, None
+        return _run(PoolScatter, g, *ctx.saved_tensors, ctx.pool), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, pool: Pool) -> tuple[tuple[Tensor, ...], Pair]:
+        both = _run(MaxPool, x.movedim(in_dims[0], 0).flatten(0, 1), pool)
+        return tuple(t.unflatten(0, (info.batch_size, -1)) for t in both), (0, 0)
+
+
+class PoolScatter(Function):
+    """g [n, c, oh, ow] and which places were taken -> [n, c, h, w]: the gradient of `MaxPool`, and of `PoolPick`"""
+
+    @staticmethod
+    def forward(g: Tensor, index: Tensor, pool: Pool) -> Tensor:
+        return _kernels().max_pool_scatter(g, index, pool)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pool], output: Tensor) -> None:
+        _, index, ctx.pool = inputs
+        ctx.save_for_backward(index)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
+        return _run(PoolPick, v, *ctx.saved_tensors, ctx.pool), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], g: Tensor, index: Tensor, pool: Pool) -> tuple[Tensor, int]:
+        return _lift_pool(PoolScatter, info.batch_size, in_dims, g, index, pool)
+
+
+class PoolPick(Function):
+    """x [n, c, h, w] at the places that were taken -> [n, c, oh, ow]"""
+
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, pool: Pool) -> Tensor:
+        return _kernels().max_pool_pick(x, index, pool)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Pool], output: Tensor) -> None:
+        _, index, ctx.pool = inputs
+        ctx.save_for_backward(index)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return _run(PoolScatter, g, *ctx.saved_tensors, ctx.pool), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], x: Tensor, index: Tensor, pool: Pool) -> tuple[Tensor, int]:
+        return _lift_pool(PoolPick, info.batch_size, in_dims, x, index, pool)
+
+
+def _lift_pool(
+    function: Any, size: int, in_dims: Sequence[Dim], a: Tensor, b: Tensor, pool: Pool
+) -> tuple[Tensor, int]:
+    folded = []
+    for t, dim in zip((a, b), in_dims, strict=False):
+        t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        folded.append(t.flatten(0, 1))
+    return _run(function, *folded, pool).unflatten(0, (size, -1)), 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The mode
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class StackedOps(TorchFunctionMode):
+    """Within it torch's conv2d, max_pool2d and linear are ours. `dtype`: bfloat16 or float32, of images within layers.
+
+    bfloat16 lives from a convolution to the first function that meets float32: there it is cast up. With `own_linear`
+    a linear layer on a card runs in our kernel, on float32: its bits then do not depend on how many are stacked, as
+    those of a batched product by cuBLAS may. What our functions do not cover falls through to torch's.
+    """
+
+    def __init__(self, dtype: torch.dtype, own_linear: bool = True) -> None:
+        super().__init__()
+        if dtype not in TYPES:
+            raise ValueError(f"dtype must be torch.bfloat16 or torch.float32, not {dtype}.")
+        self.dtype = dtype
+        self.own_linear = own_linear
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        ours = OURS.get(func)
+        if ours is not None:
+            answer = ours(self, *args, **kwargs)
+            if answer is not NotImplemented:
+                return answer
+        kinds = _kinds([*args, *kwargs.values()])
+        if torch.bfloat16 in kinds and torch.float32 in kinds and not _keeps_types(func):
+            args, kwargs = _widen(args), {name: _widen(value) for name, value in kwargs.items()}
+        if func in PLAIN_ORDER and args:
+            args = (args[0].contiguous(), *args[1:])
+        return func(*args, **kwargs)
+
+
+def _kinds(values: list[Any]) -> set[torch.dtype]:
+    """The types of the tensors among the values and in lists of them, no deeper."""
+    kinds = set()
+    for value in values:
+        if isinstance(value, Tensor):
+            kinds.add(value.dtype)
+        elif isinstance(value, list | tuple):
+            kinds.update(v.dtype for v in value if isinstance(v, Tensor))
+    return kinds
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype == torch.bfloat16 else value
+    if type(value) in (list, tuple):
+        return type(value)(_widen(v) for v in value)
+    return value
+
+
+def _keeps_types(func: Callable[..., Any]) -> bool:
+    """Of functions that write into an argument, ask for it by identity, or only look at another's type or shape."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in KEEP_TYPES or name.endswith(("_as", "_like")) or name.startswith("_foreach")
+
+
+# On the CPU these ask vmap about channels-last memory, which it cannot say; on a card they make the copy themselves.
+PLAIN_ORDER = {F.group_norm, torch.group_norm}
+KEEP_TYPES = {"grad", "backward", "to", "__setitem__", "__set__", "can_cast", "promote_types", "result_type"}
+KEEP_TYPES |= {
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+}
+
+
+def _conv2d(
+    mode: StackedOps,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or not _fits(input, weight):
+        return NotImplemented
+    how = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(input.shape[-2:]))
+    if input.shape[-3] != weight.shape[1] or min(how.out) < 1:
+        return NotImplemented  # torch says what is wrong
+    single = input.ndim == 3
+    y = convolve(input[None] if single else input, weight, how.stride, how.padding, mode.dtype)
+    if bias is not None:
+        y = y + bias[:, None, None]
+    return y.squeeze(0) if single else y
+
+
+def _fits(input: Tensor, weight: Tensor) -> bool:
+    shapes = input.ndim in (3, 4) and weight.ndim == 4 and 0 not in input.shape and 0 not in weight.shape
+    return shapes and input.dtype in TYPES and weight.dtype in TYPES
+
+
+def _max_pool2d(
+    mode: StackedOps,
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    covered = use_kernels(input) and input.ndim in (3, 4) and 0 not in input.shape and input.dtype in TYPES
+    if not covered or _pair(dilation) != (1, 1) or ceil_mode or return_indices:
+        return NotImplemented
+    kernel, padding = _pair(kernel_size), _pair(padding)
+    stride = kernel if stride is None or stride == [] or stride == () else _pair(stride)
+    pool = Pool(kernel, stride, padding, _pair(input.shape[-2:]))
+    wide = any(2 * padding[i] > kernel[i] for i in (0, 1))
+    if wide or min(pool.out) < 1 or kernel[0] * kernel[1] > 255:  # torch's to refuse; more than a uint8 can tell
+        return NotImplemented
+    y, _ = _run(MaxPool, input[None] if input.ndim == 3 else input, pool)
+    return y.squeeze(0) if input.ndim == 3 else y
+
+
+def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    covered = mode.own_linear and use_kernels(input) and weight.ndim == 2 and input.ndim >= 1
+    if not covered or input.dtype not in TYPES or weight.dtype not in TYPES or 0 in input.shape:
+        return NotImplemented
+    if input.shape[-1] != weight.shape[1]:
+        return NotImplemented
+    precision = FAST if mode.dtype == torch.bfloat16 else FULL
+    x = input.reshape(-1, input.shape[-1])[:, :, None, None]
+    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), torch.float32, precision)
+    y = y.reshape(*input.shape[:-1], len(weight))
+    return y if bias is None else y + bias
+
+
+def _pair(value: Any) -> Pair:
+    if isinstance(value, int):
+        return value, value
+    first, *rest = (int(v) for v in value)
+    return first, rest[0] if rest else first
+
+
+OURS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.conv2d: _conv2d,
+    F.conv2d: _conv2d,
+    torch.max_pool2d: _max_pool2d,
+    F.max_pool2d: _max_pool2d,
+    F.linear: _linear,
+}

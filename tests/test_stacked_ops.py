@@ -1,0 +1,454 @@
+"""Stacked operations against a plain loop over the clients: on the CPU, in Triton's interpreter, and on a card."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from fedthe.engine import stacked_ops
+from fedthe.engine.fit import crop
+from fedthe.engine.stacked_ops import Geometry, Pool, StackedOps
+from fedthe.types import scale
+
+CUDA = torch.cuda.is_available()
+TRITON = importlib.util.find_spec("triton") is not None
+if TRITON and not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are first imported
+
+CPU, CARD, INTERPRETER = "cpu", "cuda", "interpreter"
+PLACES = [
+    CPU,
+    pytest.param(INTERPRETER, marks=pytest.mark.skipif(CUDA or not TRITON, reason="needs Triton and no card")),
+    pytest.param(CARD, marks=pytest.mark.skipif(not (CUDA and TRITON), reason="needs a card and Triton")),
+]
+KERNEL_PLACES = PLACES[1:]
+F32, BF16 = torch.float32, torch.bfloat16
+
+# n, c, h, w, o, kernel, stride, padding: the nets' layers with fewer pixels and channels, and some odd ones
+CONVOLUTIONS = [
+    (2, 3, 8, 8, 5, (5, 5), (1, 1), (0, 0)),
+    (2, 32, 6, 6, 8, (5, 5), (1, 1), (0, 0)),
+    (2, 16, 6, 6, 16, (3, 3), (1, 1), (1, 1)),
+    (3, 16, 7, 7, 32, (3, 3), (2, 2), (1, 1)),
+    (2, 16, 6, 6, 32, (1, 1), (2, 2), (0, 0)),
+    (2, 3, 6, 8, 4, (2, 3), (2, 1), (1, 2)),
+    (1, 1, 5, 5, 3, (3, 3), (3, 3), (0, 0)),
+    (2, 4, 3, 3, 5, (1, 1), (1, 1), (1, 1)),  # more padding than the kernel reaches
+]
+# n, c, h, w, kernel, stride, padding
+POOLS = [
+    (2, 4, 8, 8, (2, 2), (2, 2), (0, 0)),
+    (2, 3, 7, 9, (3, 3), (2, 2), (1, 1)),
+    (1, 2, 7, 6, (3, 2), (1, 3), (1, 0)),
+]
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(stacked_ops, "interpreting", request.param == INTERPRETER)
+    return torch.device(CARD if request.param == CARD else CPU)
+
+
+def on(places: list[Any]) -> Any:
+    return pytest.mark.parametrize("place", places, indirect=True)
+
+
+def draw(*shape: int, seed: int = 0, device: torch.device | str = CPU) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def layer(case: tuple[Any, ...], rows: int, device: torch.device | str = CPU) -> tuple[Tensor, Tensor]:
+    n, c, h, w, o, kernel, *_ = case
+    return draw(rows, n, c, h, w, device=device), draw(rows, o, c, *kernel, seed=1, device=device) * 0.3
+
+
+def assert_close(got: Tensor, want: Tensor, error: float = 1e-5) -> None:
+    """In the largest value's measure: sums of many terms cancel."""
+    assert got.shape == want.shape
+    got, want = got.detach(), want.detach()
+    scale = float(want.abs().max()) + 1e-30
+    assert float((got.float() - want.float()).abs().max()) <= error * scale
+
+
+def value_and_grads(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """With an uneven sum as the loss, so that all gradients differ."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    value = function(*leaves)
+    slope = torch.cos(torch.arange(value.numel(), device=value.device, dtype=F32)).reshape(value.shape)
+    return (value.detach(), *torch.autograd.grad((value * slope).sum(), leaves))
+
+
+def loop(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *inputs: torch.stack([function(*row) for row in zip(*inputs, strict=True)])
+
+
+def stacked(function: Callable[..., Tensor], dtype: torch.dtype = F32, **options: Any) -> Callable[..., Tensor]:
+    def run(*inputs: Tensor) -> Tensor:
+        with StackedOps(dtype, **options):
+            return vmap(function)(*inputs)
+
+    return run
+
+
+def conv_of(case: tuple[Any, ...]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, w: F.conv2d(x, w, stride=case[6], padding=case[7])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Convolution
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@on(PLACES)
+def test_a_stacked_convolution_is_that_of_each_row(case: tuple[Any, ...], place: torch.device) -> None:
+    x, w = layer(case, 2, place)
+    got = value_and_grads(stacked(conv_of(case)), x, w)
+    want = value_and_grads(loop(conv_of(case)), x.double(), w.double())
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == F32
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@on(PLACES)
+def test_a_stacked_convolution_in_bfloat16(case: tuple[Any, ...], place: torch.device) -> None:
+    x, w = (t.bfloat16().float() for t in layer(case, 2, place))
+    got = value_and_grads(stacked(conv_of(case), BF16), x, w)
+    want = value_and_grads(loop(conv_of(case)), x, w)
+    assert [t.dtype for t in got] == [BF16, F32, F32]
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, 1e-2)
+
+
+def test_the_gradient_by_the_weight_is_not_rounded_to_bfloat16() -> None:
+    x, w = layer(CONVOLUTIONS[0], 2)
+    _, _, by_w = value_and_grads(stacked(conv_of(CONVOLUTIONS[0]), BF16), x, w)
+    assert not torch.equal(by_w, by_w.bfloat16().float())
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@on(PLACES)
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows(case: tuple[Any, ...], place: torch.device) -> None:
+    rows = (1, 3, 7) if not stacked_ops.interpreting else (1, 2)
+    x, w = layer(case, rows[-1], place)
+    # the slopes of the first row are the same for any number of rows
+    answers = [value_and_grads(stacked(conv_of(case)), x[:s], w[:s]) for s in rows]
+    for more in answers[1:]:
+        for a, b in zip(answers[0], more, strict=True):
+            assert torch.equal(a[0], b[0])
+
+
+def test_on_the_cpu_a_row_has_the_bits_of_a_plain_channels_last_convolution() -> None:
+    case = CONVOLUTIONS[2]
+    x, w = layer(case, 3)
+    last = torch.channels_last
+    plain = loop(lambda x, w: conv_of(case)(x.contiguous(memory_format=last), w.contiguous(memory_format=last)))
+    assert torch.equal(stacked(conv_of(case))(x, w), plain(x, w))
+
+
+@on(PLACES)
+def test_grad_within_vmap(place: torch.device) -> None:
+    x, w = layer(CONVOLUTIONS[3], 2, place)
+
+    def slope(x: Tensor, w: Tensor) -> Tensor:
+        return grad(lambda w: F.conv2d(x, w, stride=2, padding=1).square().sum())(w)
+
+    got = stacked(slope)(x, w)
+    assert_close(got, loop(slope)(x, w))
+
+
+@pytest.mark.parametrize("case", [(1, 4, 5, 5, 6, (3, 3), (2, 2), (1, 1)), CONVOLUTIONS[5]])
+@on(PLACES)
+def test_second_derivatives(case: tuple[Any, ...], place: torch.device) -> None:
+    """The gradient of the size of a gradient, by every input: it runs through all three functions and their own."""
+
+    def penalty(lift: Callable[..., Any]) -> list[Tensor]:
+        leaves = [t.requires_grad_() for t in layer(case, 2, place)]
+        loss = (lift(conv_of(case))(*leaves) ** 3).sum()
+        slopes = torch.autograd.grad(loss, leaves, create_graph=True)
+        third = torch.autograd.grad(sum(s.pow(2).sum() for s in slopes), leaves, create_graph=True)
+        return [*slopes, *third, *torch.autograd.grad(sum(s.sum() for s in third), leaves)]
+
+    for got, want in zip(penalty(stacked), penalty(loop), strict=True):
+        assert_close(got, want, 2e-5)
+
+
+@on(PLACES)
+def test_what_all_rows_share(place: torch.device) -> None:
+    case = CONVOLUTIONS[5]
+    x, w = layer(case, 3, place)
+
+    def lift(in_dims: tuple[int | None, int | None]) -> Callable[..., Tensor]:
+        def run(*inputs: Tensor) -> Tensor:
+            with StackedOps(F32):
+                return vmap(conv_of(case), in_dims)(*inputs)
+
+        return run
+
+    shared_weight = value_and_grads(lift((0, None)), x, w[0])
+    want = value_and_grads(lambda x, w: torch.stack([conv_of(case)(row, w) for row in x]), x, w[0])
+    for a, b in zip(shared_weight, want, strict=True):
+        assert_close(a, b)
+    shared_images = value_and_grads(lift((None, 0)), x[0], w)
+    want = value_and_grads(lambda x, w: torch.stack([conv_of(case)(x, row) for row in w]), x[0], w)
+    for a, b in zip(shared_images, want, strict=True):
+        assert_close(a, b)
+
+
+@on(PLACES)
+def test_vmap_within_vmap(place: torch.device) -> None:
+    """Gradients sample by sample, client by client; and a weight per client and sample."""
+    x, w = draw(2, 3, 1, 4, 6, 6, device=place), draw(2, 5, 4, 3, 3, seed=1, device=place)
+
+    def slope(w: Tensor, x: Tensor) -> Tensor:
+        return grad(lambda w: F.conv2d(x, w, padding=1).square().sum())(w)
+
+    with StackedOps(F32):
+        got = vmap(vmap(slope, (None, 0)))(w, x)
+        both = vmap(vmap(F.conv2d))(x, got)
+    want = torch.stack([torch.stack([slope(w[s], x[s, i]) for i in range(3)]) for s in range(2)])
+    assert_close(got, want)
+    assert_close(both, torch.stack([torch.stack([F.conv2d(x[s, i], want[s, i]) for i in range(3)]) for s in range(2)]))
+
+
+@on(PLACES)
+def test_bias_and_a_single_image(place: torch.device) -> None:
+    x, w, b = draw(2, 3, 6, 6, device=place), draw(2, 4, 3, 3, 3, device=place), draw(2, 4, device=place)
+    got = value_and_grads(stacked(lambda x, w, b: F.conv2d(x, w, b, padding=1)), x, w, b)
+    want = value_and_grads(loop(lambda x, w, b: F.conv2d(x, w, b, padding=1)), x, w, b)
+    for one, other in zip(got, want, strict=True):
+        assert_close(one, other)
+
+
+def test_what_is_not_covered_is_left_to_torch() -> None:
+    x, w = draw(2, 4, 6, 6), draw(4, 2, 3, 3)
+    for options in ({"groups": 2}, {"groups": 2, "dilation": 2}, {"groups": 2, "padding": "same"}):
+        with StackedOps(F32):
+            got = F.conv2d(x, w, **options)
+        assert torch.equal(got, F.conv2d(x, w, **options))
+    with StackedOps(F32):
+        assert F.conv2d(x.double(), draw(5, 4, 3, 3).double()).dtype == torch.float64
+        with pytest.raises(RuntimeError, match="channels"):
+            F.conv2d(x, draw(5, 3, 3, 3))
+    with pytest.raises(ValueError, match="bfloat16 or"):
+        StackedOps(torch.float16)
+
+
+def test_no_gradient_that_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("computed in vain")
+
+    x, w = layer(CONVOLUTIONS[0], 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(stacked_ops.InputGrad, "forward", staticmethod(never))
+        w.requires_grad_()
+        torch.autograd.grad(stacked(conv_of(CONVOLUTIONS[0]))(x, w).sum(), w)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Max-pooling
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def pool_of(case: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.max_pool2d(x, case[4], stride=case[5], padding=case[6])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("case", POOLS)
+@on(PLACES)
+def test_pooling_is_torchs(case: tuple[Any, ...], dtype: torch.dtype, place: torch.device) -> None:
+    """Of few different values: with many ties, and NaN and infinities among them."""
+    x = draw(2, *case[:4], device=place).mul(2).round().to(dtype)
+    x.view(-1)[::17] = float("nan")
+    x.view(-1)[5::19] = float("-inf")
+    x[0, 0, 0, :4, :4] = float("-inf")
+    got = value_and_grads(stacked(pool_of(case), dtype), x)
+    want = value_and_grads(loop(pool_of(case)), x)
+    torch.testing.assert_close(got[0], want[0], rtol=0, atol=0, equal_nan=True)
+    error = 2e-2 if dtype == BF16 else 1e-6  # torch rounds between the windows that share a pixel
+    torch.testing.assert_close(got[1], want[1], rtol=error, atol=error)
+
+
+@on(PLACES)
+def test_second_derivatives_of_pooling(place: torch.device) -> None:
+    def penalty(lift: Callable[..., Any]) -> Tensor:
+        x = draw(2, *POOLS[1][:4], device=place).requires_grad_()
+        (slope,) = torch.autograd.grad((lift(pool_of(POOLS[1]))(x) ** 3).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(slope.pow(2).sum(), x, create_graph=True)
+        return torch.autograd.grad(second.sum(), x)[0]
+
+    assert_close(penalty(stacked), penalty(loop))
+
+
+@on(PLACES)
+def test_pooling_of_a_single_image_by_any_name(place: torch.device) -> None:
+    x = draw(2, 3, 8, 8, device=place)
+    assert torch.equal(stacked(lambda x: F.max_pool2d(x, 2))(x), F.max_pool2d(x, 2))
+    assert torch.equal(stacked(lambda x: torch.max_pool2d(x, [3, 2], padding=1))(x), F.max_pool2d(x, (3, 2), padding=1))
+    with StackedOps(F32):
+        values, places = F.max_pool2d(x, 2, return_indices=True)
+        assert torch.equal(F.max_pool2d(x, 3, ceil_mode=True), torch.nn.MaxPool2d(3, ceil_mode=True)(x))
+    assert places.dtype == torch.int64
+    assert torch.equal(values, F.max_pool2d(x, 2))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Linear layers and the mixing of types
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("shape", [(5, 48), (3, 2, 20), (7,)])
+@on(PLACES)
+def test_linear(shape: tuple[int, ...], own: bool, place: torch.device) -> None:
+    x, w, b = draw(2, *shape, device=place), draw(2, 10, shape[-1], device=place), draw(2, 10, device=place)
+    for dtype, error in ((F32, 1e-5), (BF16, 2e-3 if own else 1e-5)):
+        got = value_and_grads(stacked(F.linear, dtype, own_linear=own), x, w, b)
+        want = value_and_grads(loop(F.linear), x.double(), w.double(), b.double())
+        for one, other in zip(got, want, strict=True):
+            assert one.dtype == F32
+            assert_close(one, other, error)
+
+
+@on(PLACES)
+def test_bfloat16_ends_where_it_meets_float32(place: torch.device) -> None:
+    x, w = draw(2, 4, 6, 6, device=place), draw(8, 4, 3, 3, device=place)
+    scale, offset, head = draw(8, device=place), draw(8, device=place), draw(3, 8 * 16, device=place)
+    with StackedOps(BF16):
+        h = F.conv2d(x, w)
+        assert h.dtype == F.relu(h).dtype == (h + h).dtype == BF16
+        normed = F.group_norm(h, 2, scale, offset)
+        assert normed.dtype == F32
+        assert F.linear(h.flatten(1), head).dtype == F32
+        assert (h.flatten(1) @ head.T).dtype == F32
+        assert torch.cat([h, normed]).dtype == F32
+        assert torch.einsum("nchw,c->n", h, scale).dtype == F32
+        total = torch.zeros(8, device=place)
+        total += h.sum((0, 2, 3))
+        low = h.clone()
+        low += normed  # written into as it is
+        low.copy_(normed)
+        low[0] = normed[0]
+    assert low.dtype == BF16
+    assert_close(normed, F.group_norm(h.float(), 2, scale, offset))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@on(PLACES)
+def test_group_norm_after_a_convolution(dtype: torch.dtype, place: torch.device) -> None:
+    x, w = draw(2, 2, 4, 6, 6, device=place), draw(2, 8, 4, 3, 3, device=place)
+    scale, offset = draw(2, 8, device=place), draw(2, 8, seed=1, device=place)
+
+    def layer(x: Tensor, w: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+        return F.group_norm(F.conv2d(x, w), 2, scale, offset)
+
+    got = value_and_grads(stacked(layer, dtype), x, w, scale, offset)
+    for a, b in zip(got, value_and_grads(loop(layer), x, w, scale, offset), strict=True):
+        assert a.dtype == F32
+        assert_close(a, b, 1e-5 if dtype == F32 else 3e-2)
+
+
+def test_gradients_by_both_types_at_once_are_not_cast() -> None:
+    x, w = draw(2, 4, 6, 6).bfloat16().requires_grad_(), draw(8, 4, 3, 3).requires_grad_()
+    with StackedOps(BF16):
+        by_x, by_w = torch.autograd.grad(F.conv2d(x, w).float().square().sum(), [x, w])
+    assert (by_x.dtype, by_w.dtype) == (BF16, F32)
+
+
+@on(PLACES)
+def test_a_small_net_end_to_end(place: torch.device) -> None:
+    params = {
+        "conv": draw(2, 8, 3, 3, 3, device=place),
+        "fc": draw(2, 4, 32, seed=1, device=place),
+    }
+    x, y = draw(2, 2, 3, 6, 6, seed=2, device=place), torch.tensor([[1, 3], [0, 2]], device=place)
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        h = F.relu(F.max_pool2d(F.conv2d(x, params["conv"]), 2))
+        return F.cross_entropy(F.linear(h.flatten(1), params["fc"]) * 0.1, y)
+
+    def slopes(dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+        leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+        if dtype is None:
+            rows = [loss({name: leaf[s] for name, leaf in leaves.items()}, x[s], y[s]) for s in range(2)]
+            return torch.autograd.grad(torch.stack(rows).sum(), list(leaves.values()))
+        with StackedOps(dtype):
+            return torch.autograd.grad(vmap(loss)(leaves, x, y).sum(), list(leaves.values()))
+
+    for dtype, error in ((F32, 1e-5), (BF16, 5e-2)):
+        for got, want in zip(slopes(dtype), slopes(None), strict=True):
+            assert got.dtype == F32
+            assert_close(got, want, error)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The kernels alone
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@on(KERNEL_PLACES)
+def test_any_tiles_give_the_same(place: torch.device) -> None:
+    from fedthe.engine import kernels
+
+    x, w = draw(2, 2, 16, 6, 6, device=place), draw(2, 24, 16, 3, 3, device=place)
+    how = Geometry((3, 3), (2, 2), (1, 1), (6, 6))
+    g = draw(2, 2, 24, 3, 3, device=place)
+    want = [kernels.conv(x, w, how), kernels.conv_input_grad(g, w, how), kernels.conv_weight_grad(x, g, how)]
+    for tiles, splits in (((64, 16, 16, 4, 2), 2), ((64, 32, 32, 4, 2), 1), ((32, 32, 64, 8, 3), 3)):
+        cut = kernels.Tiles(*tiles)
+        got = [kernels.conv(x, w, how, cut), kernels.conv_input_grad(g, w, how, cut)]
+        for a, b in zip([*got, kernels.conv_weight_grad(x, g, how, cut, splits)], want, strict=True):
+            assert_close(a, b)
+
+
+@on(KERNEL_PLACES)
+def test_results_lie_with_channels_last(place: torch.device) -> None:
+    from fedthe.engine import kernels
+
+    x, w = draw(2, 2, 4, 4, 4, device=place), draw(2, 8, 4, 1, 1, device=place)
+    how = Geometry((1, 1), (1, 1), (0, 0), (4, 4))
+    y = kernels.conv(x, w, how)
+    assert y.permute(0, 1, 3, 4, 2).is_contiguous()
+    assert kernels.conv_input_grad(y, w, how).permute(0, 1, 3, 4, 2).is_contiguous()
+    pooled, index = kernels.max_pool(y[0], Pool((2, 2), (2, 2), (0, 0), (4, 4)))
+    assert pooled.permute(0, 2, 3, 1).is_contiguous()
+    assert index.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("pad", [0, 3])
+@on(KERNEL_PLACES)
+def test_batches_are_cut_as_for_one_client(pad: int, dtype: torch.dtype, place: torch.device) -> None:
+    from fedthe.engine import kernels
+
+    made = torch.Generator().manual_seed(0)
+
+    def whole(high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=made).to(place)
+
+    images = whole(256, 2, 5, 7, 6, 3).to(torch.uint8)
+    rows, down, right = whole(5, 2, 4), whole(2 * pad + 1, 2, 4), whole(2 * pad + 1, 2, 4)
+    mirrored = whole(2, 2, 4).bool()
+    want = []
+    for s in range(2):
+        chosen = images[s, rows[s]]
+        chosen = torch.where(mirrored[s, :, None, None, None], chosen.flip(2), chosen)
+        want.append(scale(crop(chosen, pad, down[s], right[s])).movedim(-3, -1).to(dtype))
+    got = kernels.cut_batches(images, rows, down.int(), right, mirrored, pad, dtype)
+    if stacked_ops.interpreting and dtype == BF16:  # the interpreter cuts off bits where a card rounds
+        assert_close(got, torch.stack(want), 1e-2)
+    else:
+        assert torch.equal(got, torch.stack(want))
+    assert torch.equal(kernels.cut_batches(images, rows, down, right, mirrored, pad, out=got.clone().zero_()), got)
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.cut_batches(images, rows, down, right, mirrored, pad, out=got[:1])
