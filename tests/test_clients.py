@@ -404,3 +404,22 @@ def test_memory_hardly_depends_on_the_number_of_clients(tmp_path):
     few, many = peak(100), peak(10_000)
     assert (tmp_path / "10000").stat().st_size > 150e6  # what memory would hold otherwise
     assert many < 1.2 * few
+
+
+def test_a_leaf_that_is_now_received_and_now_own_is_kept_as_own():
+    """Such as a body that is renewed in some rounds only."""
+    sent = [{"body": torch.full((2,), float(number))} for number in range(4)]
+    first = {"body": torch.zeros(2), "head": torch.zeros(1)}
+
+    def heads(*values):
+        return torch.tensor(values)[:, None]
+
+    clients = Clients.start(first, 4).put([0, 1], {"head": heads(1.0, 2.0)}, {"body": "body"}, sent[1], 1)
+    kept = torch.stack([clients[0]["body"], torch.full((2,), 9.0)])
+    clients = clients.put([0, 2], {"head": heads(3.0, 4.0), "body": kept}, {}, sent[2], 2)  # own now
+    clients = clients.put([3], {"head": heads(5.0)}, {"body": "body"}, sent[3], 3)  # and received again
+    assert [state["body"].tolist() for state in clients] == [[1, 1], [1, 1], [9, 9], [3, 3]]
+    assert [float(state["head"]) for state in clients] == [3, 2, 4, 5]
+    on_file = Clients.start(first, 4, budget=0).put([0], {"head": heads(1.0)}, {"body": "body"}, sent[1], 1)
+    with pytest.raises(InputError, match="let `personalize` clone it"):
+        on_file.put([0], {"head": heads(1.0), "body": kept[:1]}, {}, sent[2], 2)

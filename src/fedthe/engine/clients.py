@@ -106,12 +106,21 @@ class Clients:
         self, ids: Sequence[int], own: Mapping[str, Tensor], links: Mapping[str, str], shared: Tree, round: int
     ) -> Clients:
         """Clients `ids` now hold the leaves `own`, stacked [len(ids), ...], and for each (name, source) of `links` the
-        leaf `source` of `shared`, which is that of `round`. Names are dotted, and the same in every put."""
+        leaf `source` of `shared`, which is that of `round`. Names are dotted, and the same in every put; a leaf that
+        is now the one and now the other is kept as own."""
         index = self._check_ids(ids)
         if len(set(index.tolist())) < len(index) or round < 0:
             raise InputError(f"a put needs distinct clients and a round from 0, but has {list(ids)} and {round}.")
         if not len(index):
             return self
+        if self.layout is not None and links.keys() != self.layout.links.keys():
+            kept = [name for name in self.layout.links if name in own]
+            if kept:
+                return self._keep_as_own(kept).put(ids, own, links, shared, round)
+            sent, before = tree.flatten(shared), _kinds(self.layout.own)
+            more = {name: sent[source] for name, source in links.items() if name in before and source in sent}
+            own = {**own, **{name: leaf.expand(len(index), *leaf.shape) for name, leaf in more.items()}}
+            links = {name: source for name, source in links.items() if name not in more}
         linked = _find_linked(shared, links)
         layout = self._settle_layout(len(index), own, links, linked)
         rounds, places, rows = self.rounds.copy(), self.places, self.rows
@@ -123,6 +132,25 @@ class Clients:
         else:
             rows = {leaf.name: self._renew_rows(leaf, index, own[leaf.name]) for leaf in layout.own}
         return replace(self, rounds=rounds, places=places, rows=rows, received=received, spilled=spilled, layout=layout)
+
+    def _keep_as_own(self, names: Sequence[str]) -> Clients:
+        """The same states, with some of the links kept as the clients' own."""
+        assert self.layout is not None
+        if self.layout.on_file:  # whose slots have the size of what is own now
+            raise InputError(
+                f"{names[0]} is sometimes what a client received and sometimes its own, and the states are on file; "
+                "let `personalize` clone it."
+            )
+        nothing = np.full(self.count, -1, np.int64)
+        fresh = replace(self, rounds=nothing, places=nothing, rows={}, received={}, spilled={}, layout=None)
+        links = {name: source for name, source in self.layout.links.items() if name not in names}
+        for number in np.unique(self.rounds[self.rounds >= 0]).tolist():
+            ids, shared = np.flatnonzero(self.rounds == number), tree.unflatten(self._get_received(number))
+            for some in np.split(ids, range(100, len(ids), 100)):  # not all states of many clients in memory at a time
+                states = tree.flatten(self.take(some.tolist()))
+                own = {name: leaf for name, leaf in states.items() if name not in links}
+                fresh = fresh.put(some.tolist(), own, links, shared, number)
+        return fresh
 
     def forget_others(self) -> None:
         """What only other Clients objects refer to may be overwritten from now on."""

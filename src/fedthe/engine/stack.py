@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..data.augment import augmix_rows
-from ..methods.base import Method, OneSample, SideBySide
+from ..methods.base import Answers, Method, OneSample, SideBySide, Step
 from ..tree import Tree
 from ..types import Shard, scale
 from .clients import split
@@ -48,6 +48,7 @@ class Stack:
         self.together = 1024  # runs and clients: memory decides
         self._programs: Programs[Program] = Programs(self.device)
         self._tuners: Programs[Tuner] = Programs(self.device, most=4)
+        self._walkers: Programs[Walker] = Programs(self.device, most=4)
         self._shards: dict[tuple[tuple[int, int], ...], tuple[Any, Shard]] = {}
         self._fitting: dict[Hashable, int] = {}  # how many rows of a kind of work fit
 
@@ -151,8 +152,7 @@ class Stack:
             return method.predictor.start(method, mine, shard)
 
         def one(mine: Tree, state: Tree, x: Tensor, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            seen = views.of_row(row) if method.predictor.augments[0] else None
-            answers, _ = method.predictor.stream(method, mine, state, x, seen)
+            answers, _ = method.predictor.stream(method, mine, state, x, _RowViews(views, row))
             return answers.logits, answers.info
 
         mine = tree.take(deployed, of)
@@ -191,6 +191,21 @@ class Stack:
         done = self._in_chunks(("tune", fn, views.shape), samples, work, work)
         answers: Tensor = torch.cat([part[:kept] for part, kept in done]).unflatten(0, (streams, n))[:, :, 0]
         return answers
+
+    def walk_streams(
+        self, step: Step, mine: Tree, state: Tree, x: Tensor, views: _StackedViews, row: Tensor
+    ) -> tuple[Answers, Tree]:
+        """All streams side by side, sample after sample; x [streams, n, c, h, w] -> answers [streams, n, ...]"""
+        seen = (len(row), *views.shape) if step.predictor.augments[0] else None
+        key = (step, seen, x.shape[:1] + x.shape[2:], *(_shapes(part) for part in (mine, state)))
+        walker = self._walkers.get(key, lambda: Walker(step, mine, state, x, seen, self._walkers))
+        walker.load(mine, state)
+        answers = []
+        for i in range(x.shape[1]):
+            if walker.seen is not None:
+                views.draw(row, torch.full_like(row, i), walker.seen)
+            answers.append(walker(x[:, i : i + 1]))
+        return _join_answers(answers), tree.map_leaves(torch.clone, walker.state)
 
     # memory
 
@@ -231,6 +246,7 @@ class Stack:
         """Give back all memory that is only kept for speed."""
         self._programs.clear()
         self._tuners.clear()
+        self._walkers.clear()
         self._shards.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -247,14 +263,11 @@ class _StackedViews:
     """Augmented views of the samples of several streams, each drawn by its own key."""
 
     def __init__(self, engine: Stack, method: Method, pixels: Tensor, paths: Sequence[tuple[int | str, ...]]) -> None:
-        self._engine, self._pixels = engine, pixels
+        self.engine, self._pixels = engine, pixels
         keys = [rng.key(*path, "views", "augmix") for path in paths]
         self._keys = torch.tensor(keys, device=pixels.device)
         h, w, c = pixels.shape[2:]
         self.shape = (*method.predictor.augments, h, w, c)
-
-    def of_row(self, row: Tensor) -> SideBySide:
-        return _RowViews(self, row)
 
     def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
         """Into out [m, steps, views, h, w, c]; row and position: int64 [m]."""
@@ -268,10 +281,6 @@ class _StackedViews:
         self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
         return (out.unflatten(0, positions.shape).movedim(-1, -3),)
 
-    def tune(self, fn: OneSample, names: Sequence[str], row: Tensor, *rest: Tensor) -> tuple[Tensor]:
-        mine, columns = dict(zip(names, rest[: len(names)], strict=True)), rest[len(names) :]
-        return (self._engine.tune_samples(fn, tree.unflatten(mine), self, row, columns),)
-
 
 class _RowViews(SideBySide):
     """The views of one stream, seen from inside vmap."""
@@ -283,12 +292,28 @@ class _RowViews(SideBySide):
         return run_outside(self._views.draw_rows, self._row, positions.to(self._row.device))[0]
 
     def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor:
-        flat = tree.flatten(mine)
+        flat, views = tree.flatten(mine), self._views
 
         def work(row: Tensor, *rest: Tensor) -> tuple[Tensor]:
-            return self._views.tune(fn, list(flat), row, *rest)
+            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
+            return (views.engine.tune_samples(fn, held, views, row, rest[len(flat) :]),)
 
         return run_outside(work, self._row, *flat.values(), *columns)[0]
+
+    def walk(self, step: Step, mine: Tree, state: Tree, x: Tensor) -> tuple[Answers, Tree]:
+        flat, begun, views = tree.flatten(mine), tree.flatten(state), self._views
+        info: list[str] = []
+
+        def work(row: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
+            first = tree.unflatten(dict(zip(begun, rest[len(flat) :], strict=True)))
+            answers, last = views.engine.walk_streams(step, held, first, x, views, row)
+            info[:] = answers.info
+            return answers.logits, *answers.info.values(), *tree.flatten(last).values()
+
+        logits, *rest = run_outside(work, self._row, x, *flat.values(), *begun.values())
+        columns, last = dict(zip(info, rest, strict=False)), dict(zip(begun, rest[len(info) :], strict=True))
+        return Answers(logits, columns), tree.unflatten(last)
 
 
 class Tuner:
@@ -327,6 +352,61 @@ class Tuner:
         if self._answers is None:
             self._answers = torch.empty_like(answers)
         self._answers.copy_(answers)
+
+
+class Walker:
+    """One step of a predictor on every stream: a program that changes the streams' state in place."""
+
+    def __init__(
+        self,
+        step: Step,
+        mine: Tree,
+        state: Tree,
+        x: Tensor,
+        seen: tuple[int, ...] | None,
+        programs: Programs[Walker],
+    ) -> None:
+        self._step = step
+        self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)
+        self.state = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), state)
+        self._x = torch.zeros_like(x[:, :1])
+        self.seen = None if seen is None else torch.zeros(seen, device=x.device)
+        self._answers: dict[str, Tensor] = {}
+        self.load(mine, state)
+        self._replay = Replay(self._work, x.device, programs.pool)
+        self._replay.prepare()
+
+    def load(self, mine: Tree, state: Tree) -> None:
+        for buffers, values in ((self._mine, mine), (self.state, state)):
+            tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), buffers, values)
+
+    def __call__(self, x: Tensor) -> Answers:
+        self._x.copy_(x)
+        self._replay()
+        logits, *rest = (answer.clone() for answer in self._answers.values())
+        return Answers(logits, dict(zip(list(self._answers)[1:], rest, strict=True)))
+
+    def _work(self) -> None:
+        def one(mine: Tree, state: Tree, x: Tensor, *seen: Tensor) -> tuple[dict[str, Tensor], Tree]:
+            answers, after = self._step(mine, state, x, *seen)
+            return {"": answers.logits, **answers.info}, after
+
+        views = () if self.seen is None else (self.seen.movedim(-1, -3),)
+        with torch.no_grad(), lift_convolutions(torch.float32):
+            answers, after = torch.vmap(one)(self._mine, self.state, self._x, *views)
+            tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, after)
+        for name, answer in answers.items():
+            self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)
+
+
+def _join_answers(answers: Sequence[Answers]) -> Answers:
+    """Of one sample each [streams, 1, ...] -> of all of them [streams, n, ...]."""
+    info = {name: torch.cat([each.info[name] for each in answers], 1) for name in answers[0].info}
+    return Answers(torch.cat([each.logits for each in answers], 1), info)
+
+
+def _shapes(part: Tree) -> Hashable:
+    return tuple((name, leaf.shape) for name, leaf in tree.flatten(part).items())
 
 
 def _copy_rows(buffer: Tensor, leaf: Tensor, rows: Tensor) -> None:

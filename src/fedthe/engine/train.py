@@ -22,13 +22,11 @@ def start(
 ) -> Progress:
     """Before the first round. `file` keeps the clients' state where it is too much for memory."""
     shared, mine = method.init(method.net.init(seed))
-    here: dict[int, torch.Tensor] = {}  # a tensor in both trees stays one tensor
-
-    def move(leaf: torch.Tensor) -> torch.Tensor:
-        return here.setdefault(id(leaf), leaf.to(device))
-
-    shared, mine = tree.map_leaves(move, shared), tree.map_leaves(move, mine)
-    return Progress(0, shared, Clients.start(mine, clients, file))
+    shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
+    # a copy: what is later kept of it must not be taken for what was received
+    mine = tree.map_leaves(lambda leaf: leaf.to(device, copy=True), mine)
+    budget = 2**30 if torch.device(device).type == "cuda" else 2**26
+    return Progress(0, shared, Clients.start(mine, clients, file, budget))
 
 
 def train_round(

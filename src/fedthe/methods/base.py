@@ -45,13 +45,16 @@ OneSample = Callable[..., Tensor]
 
 
 class SideBySide(ABC):
-    """Views of an engine that has a way to work on many samples at once."""
+    """Views of an engine that has ways of its own to answer samples: all at once, or one after another."""
 
     @abstractmethod
     def __call__(self, positions: Tensor) -> Tensor: ...
 
     @abstractmethod
     def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor: ...
+
+    @abstractmethod
+    def walk(self, step: Step, mine: Tree, state: Tree, x: Tensor) -> tuple[Answers, Tree]: ...
 
 
 def each_sample(fn: OneSample, mine: Tree, views: Views, *columns: Tensor) -> Tensor:
@@ -94,8 +97,10 @@ class Predictor:
         """Samples x [n, c, h, w] in order -> their answers, and the state after the last."""
         if type(self) is Predictor:
             return Answers(method.logits(mine, x)), state
-        if self.forgets and views is not None and not state:
-            return Answers(each_sample(Step(method, self), mine, views, x)), state
+        if self.forgets and views is not None and self.augments[0] and not state:
+            return Answers(each_sample(Alone(method, self), mine, views, x)), state
+        if isinstance(views, SideBySide):
+            return views.walk(Step(method, self), mine, state, x)
         return self.stream_by_steps(method, mine, state, x, views)
 
     def stream_by_steps(
@@ -121,6 +126,17 @@ class Predictor:
 
 @dataclass(frozen=True)
 class Step:
+    """A predictor's step. Equal ones do the same."""
+
+    method: Method
+    predictor: Predictor
+
+    def __call__(self, mine: Tree, state: Tree, x: Tensor, seen: Tensor | None = None) -> tuple[Answers, Tree]:
+        return self.predictor.step(self.method, mine, state, x, seen)
+
+
+@dataclass(frozen=True)
+class Alone:
     """The answer to one sample by a predictor that forgets."""
 
     method: Method

@@ -120,7 +120,7 @@ class HeadEnsemble(Predictor):
             gap = measure_gap(smoothed, mine["descriptor"], mine["own_descriptor"])
             e = self._find_weights(of_global, of_personal, gap)
             logits = mix(e, of_global, of_personal)
-        if self.then is not None and views is not None:
+        if self.then is not None and self.then.steps and views is not None:
             logits = each_sample(TunedEnsemble(method, self.then), mine, views, x, e)
         return Answers(logits, {"e": e}), after
 
