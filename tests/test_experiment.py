@@ -135,17 +135,18 @@ import fedthe.experiment
 if float(sys.argv[3]):
     threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
 began = time.monotonic()
-r = fedthe.run(dataset=sys.argv[1], methods=["fedthe", "fedavg"], clients=3, dirichlet=1.0, rounds=20, local_epochs=1,
-               samples=6, checkpoint_seconds=0.0, out=sys.argv[2])
-rows = [[row.method, row.test, row.client, row.right] for row in r.rows]
+r = fedthe.run(dataset=sys.argv[1], methods=["fedthe", "fedavg"], clients=3, dirichlet=1.0, local_epochs=1,
+               samples=6, checkpoint_seconds=0.0, out=sys.argv[2], **{"rounds": 20} | json.loads(sys.argv[4]))
+rows = [[row.method, row.seed, row.test, row.client, row.right] for row in r.rows]
 print(json.dumps({"rows": rows, "seconds": time.monotonic() - began}), flush=True)
 os._exit(0)  # the timer, if it is still waiting, must not kill a finished run
 """
 
 
-def test_killed_ten_times_it_gives_the_numbers_of_a_run_that_was_not(data, tmp_path):
+@pytest.mark.parametrize("how", [{"engine": "loop"}, {"engine": "stack", "seeds": [0, 1], "rounds": 8}])
+def test_killed_ten_times_it_gives_the_numbers_of_a_run_that_was_not(how, data, tmp_path):
     def launch(out, kill_after):
-        command = [sys.executable, "-c", CHILD, data, str(tmp_path / out), str(kill_after)]
+        command = [sys.executable, "-c", CHILD, data, str(tmp_path / out), str(kill_after), json.dumps(how)]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=300)
 
     whole = json.loads(launch("whole", 0).stdout)

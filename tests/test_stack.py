@@ -1,22 +1,34 @@
 """The stacked engine says what the loop says: for every method, any number of rows at a time, and whatever happens."""
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import pytest
+import torch
 
+import fedthe
 from conftest import make_pool
-from fedthe import tree
+from fedthe import rng, tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
-from fedthe.engine.fit import Optimizer
+from fedthe.engine import stack
+from fedthe.engine.fit import Fit, Optimizer
 from fedthe.engine.loop import Loop
-from fedthe.engine.shards import Shards
+from fedthe.engine.outside import run_outside
+from fedthe.engine.pick import pick_engine
+from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack
-from fedthe.engine.train import deploy_some, start, train_together
-from fedthe.engine.visit import Question, Run, Training
+from fedthe.engine.stacked_fit import cut_batches_plainly, draw_cuts
+from fedthe.engine.train import deploy_some, start, train_round, train_together
+from fedthe.engine.visit import Diverged, Question, Run, Training
+from fedthe.errors import InputError
 from fedthe.methods import METHODS, STUDIES
-from fedthe.nets import CNN
+from fedthe.methods.base import Answers, Method, Predictor
+from fedthe.methods.ditto import Ditto
+from fedthe.methods.fedthe import TwoHeads
+from fedthe.methods.per_fedavg import PerFedAvg
+from fedthe.nets import CCT4, CNN, ResNet20GN
 
 NET = CNN(3, size=16)
 ALL = METHODS | STUDIES
@@ -53,7 +65,7 @@ def questions(samples=3, seed=0):
     asked = []
     for test in ("original", "ooc"):
         for k, stream in enumerate(federation(seed).tests[test]):
-            some = stream.take(np.arange(samples if k else samples + 1))  # of two lengths
+            some = stream.take(np.arange(min(len(stream), samples if k else samples + 1)))  # of several lengths
             asked.append(Question(k, federation(seed).images(some), (seed, test, k)))
     return asked
 
@@ -77,3 +89,237 @@ def test_every_method_trains_and_answers_as_in_the_loop(name):
             assert np.array_equal(chunked.info[column], together.info[column])
         assert np.array_equal(alone.classes, together.classes)
         assert np.array_equal(chunked.classes, together.classes)
+
+
+def same(a, b):
+    return difference(a, b) == 0
+
+
+@pytest.mark.parametrize("make", [TwoHeads, Ditto])
+def test_a_run_is_the_same_alone_and_beside_others_and_in_any_chunks(make):
+    together = trained(make, "stack", seeds=(0, 1))
+    chunked = trained(make, "chunked", seeds=(0, 1))
+    alone = [*trained(make, "stack", seeds=(0,)), *trained(make, "stack", seeds=(1,))]
+    for a, b, c in zip(together, chunked, alone, strict=True):
+        assert same(a.shared, b.shared)
+        assert same(a.shared, c.shared)
+        assert a.losses == b.losses == c.losses
+        assert all(same(x, y) and same(x, z) for x, y, z in zip(a.mine, b.mine, c.mine, strict=True))
+    assert not same(together[0].shared, together[1].shared)
+
+
+@pytest.mark.parametrize("net", [ResNet20GN(3, size=16), CCT4(3, size=16)])
+@pytest.mark.parametrize("optimizer", [Optimizer(momentum=0.9), Optimizer("adam", lr=0.001, weight_decay=1e-3)])
+def test_every_network_and_optimizer_trains_as_in_the_loop(net, optimizer):
+    """Clients of unequal size: those that run out of batches keep their weights, momentum and count of steps."""
+    sizes = run_of().sizes
+    assert -(-max(sizes) // 16) > -(-min(sizes) // 16)
+    settings = replace(SETTINGS, rounds=1, local_epochs=1, optimizer=optimizer)
+    (a,), (b,) = (trained(TwoHeads, name, settings, net=net) for name in ("loop", "stack"))
+    allowed = (
+        2e-5 if optimizer.name == "sgd" else 2e-4
+    )  # Adam divides by the slope: where that is tiny, rounding counts
+    assert difference(a.shared, b.shared) < allowed
+    assert max(difference(x, y) for x, y in zip(a.mine, b.mine, strict=True)) < allowed
+
+
+def test_derivatives_of_second_order():
+    make = lambda net: PerFedAvg(net, first_order=False, inner_lr=0.05)  # noqa: E731
+    settings = replace(SETTINGS, rounds=1)
+    (a,), (b,) = (trained(make, name, settings) for name in ("loop", "stack"))
+    (c,) = trained(lambda net: PerFedAvg(net, inner_lr=0.05), "loop", settings)
+    assert difference(a.shared, b.shared) < 1e-5 < difference(a.shared, c.shared)
+
+
+def test_batches_are_cut_as_for_one_client():
+    shards = list(run_of().shards)
+    stacked, path, clients = stack_shards(shards), (3, "local", 2), [5, 0, 7]
+    fits = [Fit(Optimizer(), 1, 16, True, 2, path, client) for client in clients]
+    keys = torch.tensor([rng.key(*path, 4)] * 3)
+    cuts = draw_cuts(keys, torch.tensor(clients), stacked.real, True, 2)
+    x = cut_batches_plainly(stacked.images, cuts, 2).movedim(-1, -3)
+    for row, (fit, shard) in enumerate(zip(fits, shards, strict=True)):
+        batches = list(fit.batches(shard, 4))
+        assert torch.equal(torch.cat([batch.x for batch in batches]), x[row, : len(shard.real)])
+        y = stacked.labels[row, cuts.order[row]]
+        assert torch.equal(torch.cat([batch.y for batch in batches]), y[: len(shard.real)])
+
+
+def test_a_run_that_diverges_is_dropped_alone():
+    method, runs = TwoHeads(NET), [run_of(seed) for seed in (0, 1, 2)]
+    begun = [start(method, CLIENTS, seed) for seed in (0, 1, 2)]
+    spoiled = tree.map_leaves(lambda leaf: leaf * 1e30, begun[1].shared)
+    begun[1] = replace(begun[1], shared=spoiled)
+    for engine in (Loop(), Stack()):
+        results = train_together(method, runs, SETTINGS, begun, engine)
+        assert isinstance(results[1], Diverged)
+        assert (results[1].round, results[1].client) == (0, 0)
+        for i in (0, 2):
+            (alone,) = train_together(method, [runs[i]], SETTINGS, [begun[i]], engine)
+            assert same(results[i].shared, alone.shared)
+
+
+def test_runs_that_are_behind_go_first_and_all_end_as_if_alone():
+    """As after a kill between the checkpoints of two runs."""
+    method, runs = TwoHeads(NET), [run_of(0), run_of(1)]
+    begun = [start(method, CLIENTS, seed) for seed in (0, 1)]
+    (ahead,) = train_round(method, runs[1:], SETTINGS, begun[1:], Stack())
+    reached = []
+    done = train_together(method, runs, SETTINGS, [begun[0], ahead], Stack(), lambda r, p: reached.append((r, p.round)))
+    assert reached == [(0, 1), (0, 2), (1, 2)]
+    for a, b in zip(done, trained(TwoHeads, "stack", seeds=(0, 1)), strict=True):
+        assert same(a.shared, b.shared)
+
+
+def refuse_more_than(monkeypatch, rows, error):
+    """Rows beyond a number do not fit."""
+    tried, visit = [], Stack._visit
+
+    def limited(self, visit_, part, steps):
+        if steps is None:
+            tried.append(len(part))
+            if len(part) > rows:
+                raise error
+        return visit(self, visit_, part, steps)
+
+    monkeypatch.setattr(Stack, "_visit", limited)
+    return tried
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_half_as_many_rows_are_tried_when_memory_runs_out(error, monkeypatch):
+    expected = trained(TwoHeads, "stack", seeds=(0, 1))
+    tried = refuse_more_than(monkeypatch, 2, error)
+    method, seeds = TwoHeads(NET), (0, 1)
+    begun = [start(method, CLIENTS, seed) for seed in seeds]
+    found = train_together(method, [run_of(seed) for seed in seeds], SETTINGS, begun, Stack())
+    assert tried[:3] == [6, 3, 1]
+    assert set(tried[3:]) == {1}
+    for a, b in zip(found, expected, strict=True):
+        assert same(a.shared, b.shared)
+        assert all(same(x, y) for x, y in zip(a.mine, b.mine, strict=True))
+
+
+def test_a_row_that_does_not_fit_alone_is_an_error_and_other_errors_are_not_taken_for_it(monkeypatch):
+    method, begun = TwoHeads(NET), [start(TwoHeads(NET), CLIENTS, 0)]
+    for rows, error, times in ((0, torch.OutOfMemoryError("out of memory"), 2), (0, RuntimeError("a bug"), 1)):
+        with monkeypatch.context() as patch:
+            tried = refuse_more_than(patch, rows, error)
+            with pytest.raises(type(error), match=str(error)):
+                train_together(method, [run_of()], SETTINGS, begun, Stack())
+            assert len(tried) == times
+
+
+@pytest.mark.parametrize(("bytes_", "rows"), [(2**40, 3), (0, 1)])
+def test_as_many_rows_go_at_a_time_as_were_measured_to_fit(bytes_, rows, monkeypatch):
+    monkeypatch.setattr(stack, "free_bytes", lambda device: bytes_)
+    tried = refuse_more_than(monkeypatch, 99, None)
+    train_together(TwoHeads(NET), [run_of()], replace(SETTINGS, rounds=1), [start(TwoHeads(NET), CLIENTS, 0)], Stack())
+    assert tried == [rows] * (3 // rows)
+
+
+@dataclass(frozen=True)
+class Counting(Predictor):
+    """Its answer is the number of samples before this one, and the mean of all pixels so far."""
+
+    def start(self, method, mine, shard):
+        return {"seen": torch.zeros(()), "mean": torch.zeros(3), "last": torch.zeros(()), "one before": torch.zeros(())}
+
+    def step(self, method, mine, state, x, views):
+        n = state["seen"] + 1
+        mean = state["mean"] + (x.mean((0, 2, 3)) - state["mean"]) / n
+        after = {"seen": n, "mean": mean, "last": x.mean(), "one before": state["last"]}
+        return Answers(mean[None], {"before": state["seen"][None], "two before": state["one before"][None]}), after
+
+
+def test_a_predictor_of_ones_own_is_walked_in_order():
+    method, run = Method(NET, Counting()), run_of()
+    deployed = deploy_some(method, run, SETTINGS, start(method, CLIENTS, 0), Loop(), range(CLIENTS))
+    answers = [engine.answer(method, deployed, list(run.shards), questions()) for engine in (Loop(), Stack())]
+    for a, b in zip(*answers, strict=True):
+        assert a.info["before"].tolist() == b.info["before"].tolist() == list(range(len(a.classes)))
+        assert np.array_equal(a.classes, b.classes)
+        assert np.array_equal(a.info["two before"], b.info["two before"])
+        assert len(set(a.info["two before"].tolist())) == len(a.classes) - 1  # 0 twice
+
+
+def test_an_answer_that_is_not_finite_is_said_of_its_stream_alone():
+    method, run = Method(NET), run_of()
+    deployed = deploy_some(method, run, SETTINGS, start(method, CLIENTS, 0), Loop(), range(CLIENTS))
+    deployed = tree.map_leaves(torch.clone, deployed)
+    deployed["head"]["out"][1] = torch.nan
+    finite = [each.finite for each in Stack().answer(method, deployed, list(run.shards), questions())]
+    assert finite == [question.row != 1 for question in questions()]
+
+
+def test_work_outside_sees_all_rows():
+    def work(x, y):
+        assert x.shape == (3, 2)
+        assert y.shape == (3, 2)
+        return (x + y.sum(),)
+
+    x, y = torch.arange(6.0).view(3, 2), torch.ones(2)
+    assert torch.equal(torch.vmap(lambda row: run_outside(work, row, y)[0])(x), x + 6)
+    assert torch.equal(run_outside(lambda x: (2 * x,), y)[0], 2 * y)
+
+
+def test_engines_are_picked_by_name_and_device():
+    assert isinstance(pick_engine(device="cpu"), Loop)
+    assert isinstance(pick_engine("stack", "cpu"), Stack)
+    for how, says in (
+        ({"device": "gpu"}, "device must be auto, cpu, cuda"),
+        ({"device": "meta"}, "device must be auto, cpu, cuda"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "use device=cpu"),
+        ({"device": "cpu", "precision": "bfloat16"}, "use float32"),
+    ):
+        with pytest.raises(InputError, match=says):
+            pick_engine(**how)
+
+
+def test_an_experiment_gives_the_same_table_by_either_engine(tmp_path):
+    labels = np.arange(150) % 3
+    noise = np.random.default_rng(0).integers(0, 90, (150, 16, 16, 3))
+    np.savez(tmp_path / "tiny.npz", images=(noise + 50 * labels[:, None, None, None]).astype(np.uint8), labels=labels)
+    small = {"clients": 3, "dirichlet": 1.0, "rounds": 1, "local_epochs": 1, "samples": 3, "seeds": [0, 1]}
+    tables, keys = [], []
+    for engine in ("loop", "stack"):
+        where = {"dataset": f"npz:{tmp_path / 'tiny.npz'}", "out": str(tmp_path / engine), "device": "cpu"}
+        results = fedthe.run(methods=list(METHODS), engine=engine, **where, **small)
+        assert results.failures == {}
+        tables.append([(row.method, row.seed, row.test, row.client, row.right) for row in results.rows])
+        keys.append(set(results.trainings))
+    assert tables[0] == tables[1]
+    assert keys[0] == keys[1]  # one may go on with what the other left
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_on_a_card_is_within_rounding_of_the_loop_on_the_cpu(name, dtype):
+    method, base = ALL[name](NET), ALL[name](NET).trains_as()
+    (expected,) = trained(ALL[name], "loop")
+    run, engine = Run(0, Shards(federation(), "cuda")), Stack("cuda", dtype)
+    begun = start(base, CLIENTS, 0, "cuda")
+    (found,) = train_together(base, [run], SETTINGS, [begun], engine)
+    allowed = 1e-3 if dtype == torch.float32 else 0.1  # of the way that training went
+
+    def check(found, expected, begun):
+        flat = [
+            torch.cat([leaf.flatten().double().cpu() for leaf in tree.flatten(part).values()])
+            for part in (found, expected, begun)
+        ]
+        assert (flat[0] - flat[1]).norm() <= allowed * (flat[1] - flat[2]).norm() + 1e-6
+
+    check(found.shared, expected.shared, begun.shared)
+    for k in range(CLIENTS):
+        check(found.mine[k], expected.mine[k], begun.mine[k])
+    assert found.losses == pytest.approx(expected.losses, rel=allowed / 10)
+    deployed = deploy_some(method, run, SETTINGS, found, engine, range(CLIENTS))
+    on_cpu = deploy_some(method, run_of(), SETTINGS, expected, Loop(), range(CLIENTS))
+    answers = [
+        engine.answer(method, deployed, list(run.shards), questions(9)),
+        Loop().answer(method, on_cpu, list(run_of().shards), questions(9)),
+    ]
+    pairs = [(np.stack([a.classes, b.classes])) for a, b in zip(*answers, strict=True)]
+    agreed = np.concatenate([a == b for a, b in pairs]).mean()
+    assert agreed >= (0.98 if dtype == torch.float32 else 0.9)

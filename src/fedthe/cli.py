@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from .bench import Bench, Change
     from .config import Config
     from .data.plan import Federation
     from .experiment import Results
@@ -147,6 +148,69 @@ def run(
     _print_results(results, as_json)
     if not results.rows:
         raise typer.Exit(1)  # every experiment failed
+
+
+@app.command()
+def bench(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and less of it on a CPU.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or one such as cuda:1.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, loop or stack.")] = "auto",
+    save: Annotated[Path | None, typer.Option(help="Write the result to this file.")] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(help="Compare with this file.", show_default="what --remember kept of this machine"),
+    ] = None,
+    remember: Annotated[bool, typer.Option("--remember", help="Keep the result as this machine's baseline.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how fast this machine trains and answers, and how fast it could.
+
+    Each number stands beside its floor: the arithmetic it takes, or the bytes it moves, at the machine's best.
+    """
+    from . import bench as lab
+    from .store import make_folder, write_json
+
+    before = lab.read_bench(baseline) if baseline else None
+    if save:  # what cannot be written is refused before the long part
+        make_folder(save.parent)
+        if save.is_dir():
+            raise InputError(f"{save} is a folder; name a file to save the result in.")
+    with _bars():
+        now = lab.measure(engine, device, quick=quick)  # type: ignore[arg-type]
+    kept, notes = lab.remembered(now.machine), []
+    if before is None and kept.exists():
+        try:
+            before = lab.read_bench(kept)
+        except InputError as error:
+            notes.append(f"nothing to compare with: {error}")
+    changes = lab.compare(now, before) if before else []
+    notes += lab.list_differences(now, before) if before else []
+    for path in (save, kept if remember else None):
+        if path:
+            write_json(path, now.as_dict())
+            notes.append(f"written to {path}")
+    if as_json:
+        print(json.dumps(now.as_dict() | {"changes": [change.as_dict() for change in changes], "notes": notes}))
+    else:
+        _print_bench(now, changes, notes)
+
+
+def _print_bench(now: Bench, changes: list[Change], notes: list[str]) -> None:
+    from .bench import align, list_notes, tabulate, title
+
+    console = _stdout()
+    head, *rows = tabulate(now, changes)
+    table = _table(collapse_padding=True, pad_edge=False)
+    for name, side in zip(head, align(head), strict=True):
+        table.add_column(name, justify=side, no_wrap=True)
+    marked = {change.name for change in changes if change.slower}
+    for row in rows:
+        table.add_row(*row, style="bold red" if row[0] in marked else None)
+    console.print(title(now), markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+    for note in [*list_notes(now, changes), *notes]:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{now.seconds:.0f} s", highlight=False)
 
 
 def _run_with_progress(config: Config) -> Results:

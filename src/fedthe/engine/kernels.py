@@ -1,4 +1,4 @@
-"""Triton kernels for many clients at once: convolutions with a weight per client, max-pooling, cutting of batches.
+"""Triton kernels for many clients at once: convolutions and norms with weights per client, max-pooling, batches.
 
 Images lie in memory as [S, n, h, w, c] and weights as [S, o, kh, kw, c], S being the clients. All functions here take
 and give the logical order, [S, n, c, h, w] and [S, o, c, kh, kw], as permuted views of such memory; what lies otherwise
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .stacked_ops import Geometry, Pool
+    from .stacked_ops import Geometry, Norm, Pool
 
 # Not `import triton`: types are checked where there is no Triton, and the answer must not depend on that.
 triton: Any = importlib.import_module("triton")
@@ -34,6 +34,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)  # there tl.dot takes bfloat1
 
 BATCH_BLOCK = 1024  # values of a batch per program
 SUM_BLOCK = 1024  # weights per program when partial gradients are added
+IMAGES_BLOCK = 32  # images at a time when gradients of a norm's weights are added over them
 
 
 class Tiles(NamedTuple):
@@ -90,6 +91,17 @@ def pool_block(values: int) -> int:
     return min((1024, 512, 256), key=lambda block: (_cdiv(values, block) * block, -block))
 
 
+class NormTiles(NamedTuple):
+    pixels: int  # of an image at a time; a power of two. An image that fits as a whole is read only once
+    warps: int
+
+
+def norm_tiles(pixels: int, c: int, dtype: torch.dtype) -> NormTiles:
+    """For `group_norm` and `group_norm_grad`; c counts channels with each group filled up to a power of two."""
+    block = _power_of_two(pixels, 1, max(1, 16384 // c))
+    return NormTiles(block, _power_of_two(block * c // 1024, 1, 16))  # 32 values to a thread
+
+
 def _power_of_two(value: int, least: int, most: int) -> int:
     return max(least, min(most, 1 << (value - 1).bit_length()))
 
@@ -127,12 +139,17 @@ def _conv_kernel(
     STRIDE_X: constexpr,
     PAD_Y: constexpr,
     PAD_X: constexpr,
-    DILATE_Y: constexpr,
-    DILATE_X: constexpr,
-    W_TAP: constexpr,
+    W_FIRST: constexpr,
+    W_DOWN: constexpr,
+    W_RIGHT: constexpr,
     W_IN: constexpr,
     W_OUT: constexpr,
-    FLIP: constexpr,
+    TO_H: constexpr,
+    TO_W: constexpr,
+    TO_Y: constexpr,
+    TO_X: constexpr,
+    STEP_Y: constexpr,
+    STEP_X: constexpr,
     INSIDE: constexpr,
     PRECISION: constexpr,
     WIDEN: constexpr,
@@ -142,9 +159,10 @@ def _conv_kernel(
 ) -> None:
     """out[s, m, o] = sum over taps and c of x[s, where tap meets m, c] w[s, tap, c, o]; m counts (image, y, x).
 
-    x_step and w_step: values from one client to the next (0: the same for all). W_TAP, W_IN, W_OUT: values from one
-    tap, input and output channel of the weights to the next. FLIP takes the taps from last to first. DILATE sets the
-    pixels of x that far apart, with zeros between. INSIDE: no tap ever falls beside the image.
+    x_step and w_step: values from one client to the next (0: the same for all). W_FIRST: where the first tap's weights
+    are; W_DOWN, W_RIGHT, W_IN, W_OUT: values from there to the tap below, beside, to the next input and output channel.
+    out has images of TO_H times TO_W pixels, of which only every STEP-th is written, from TO_Y and TO_X on. INSIDE: no
+    tap ever falls beside the image.
     """
     tiles_m = tl.cdiv(rows, BM)
     tiles_n = (O + BN - 1) // BN
@@ -176,29 +194,30 @@ def _conv_kernel(
             y = top + (tap // KW)[None, :]
             z = left + (tap % KW)[None, :]
             ok = real & (k < KH * KW * C)[None, :]
-        if DILATE_Y > 1 or DILATE_X > 1:
-            ok = ok & (y % DILATE_Y == 0) & (z % DILATE_X == 0) & (y >= 0) & (z >= 0)
-            y = y // DILATE_Y
-            z = z // DILATE_X
         if not INSIDE:
             ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
         a = tl.load(images + ((y * W + z) * C + c[None, :]), mask=ok, other=0.0)
 
-        if FLIP:
-            tap = KH * KW - 1 - tap
-        at = weights + (tap * W_TAP + c * W_IN)[:, None] + (o * W_OUT)[None, :]
+        taps = W_FIRST + tap // KW * W_DOWN + tap % KW * W_RIGHT
+        at = weights + (taps + c * W_IN)[:, None] + (o * W_OUT)[None, :]
         if C % BK == 0 and O % BN == 0:
             b = tl.load(at)
         elif C % BK == 0:
             b = tl.load(at, mask=(o < O)[None, :], other=0.0)
         else:
-            b = tl.load(at, mask=(tap >= 0)[:, None] & (tap < KH * KW)[:, None] & (o < O)[None, :], other=0.0)
+            b = tl.load(at, mask=(tap < KH * KW)[:, None] & (o < O)[None, :], other=0.0)
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
 
-    at = out + ((s * rows + m) * O)[:, None] + o[None, :]
+    if STEP_Y == 1 and STEP_X == 1:
+        to = s * rows + m
+    else:
+        down = TO_Y + place // OUT_W * STEP_Y
+        right = TO_X + place % OUT_W * STEP_X
+        to = (s * (rows // (OUT_H * OUT_W)) + image) * (TO_H * TO_W) + (down * TO_W + right)
+    at = out + (to * O)[:, None] + o[None, :]
     if O % BN == 0:
         tl.store(at, acc.to(out.dtype.element_ty), mask=real)
     else:
@@ -427,6 +446,173 @@ def _pool_pick_kernel(
 
 
 @_jit
+def _norm_kernel(
+    x: Block,
+    weight: Block,
+    bias: Block,
+    out: Block,
+    mean: Block,
+    rstd: Block,
+    images: Block,
+    x_step: Block,
+    w_step: Block,
+    b_step: Block,
+    eps: Block,
+    PIXELS: constexpr,
+    GROUPS: constexpr,
+    EACH: constexpr,
+    SHARED: constexpr,
+    BP: constexpr,
+    BG: constexpr,
+    BC: constexpr,
+) -> None:
+    """One program: one image. Blocks are [pixels, groups, channels of a group]; EACH channels to a group.
+
+    SHARED: all groups have the same EACH weights. Where one block holds the image, the compiler makes one of the three
+    loads.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    s = pid // images
+    p = tl.arange(0, BP)[:, None, None]
+    group = tl.arange(0, BG)[None, :, None]
+    c = tl.arange(0, BC)[None, None, :]
+    channel = group * EACH + c
+    known = (group < GROUPS) & (c < EACH)
+    place = p * (GROUPS * EACH) + channel
+    source = x + s * x_step + pid % images * (PIXELS * GROUPS * EACH)
+    blocks: constexpr = (PIXELS + BP - 1) // BP
+
+    total = tl.zeros((BP, BG, BC), dtype=tl.float32)
+    for block in range(blocks):
+        ok = known & (block * BP + p < PIXELS)
+        total += tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
+    middle = tl.sum(tl.sum(total, 0, keep_dims=True), 2, keep_dims=True) / (PIXELS * EACH)
+
+    total = tl.zeros((BP, BG, BC), dtype=tl.float32)
+    for block in range(blocks):
+        ok = known & (block * BP + p < PIXELS)
+        value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
+        apart = tl.where(ok, value - middle, 0.0)
+        total += apart * apart
+    spread = tl.sum(tl.sum(total, 0, keep_dims=True), 2, keep_dims=True) / (PIXELS * EACH)
+    scale = 1 / tl.sqrt(spread + eps)
+
+    if SHARED:
+        a = tl.load(weight + s * w_step + c, mask=c < EACH, other=0.0) * scale
+        b = tl.load(bias + s * b_step + c, mask=c < EACH, other=0.0)
+    else:
+        a = tl.load(weight + s * w_step + channel, mask=known, other=0.0) * scale
+        b = tl.load(bias + s * b_step + channel, mask=known, other=0.0)
+    for block in range(blocks):
+        ok = known & (block * BP + p < PIXELS)
+        value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
+        to = out + (pid * (PIXELS * GROUPS * EACH) + (block * (BP * GROUPS * EACH) + place))
+        tl.store(to, ((value - middle) * a + b).to(out.dtype.element_ty), mask=ok)
+    tl.store(mean + (pid * GROUPS + group), middle, mask=group < GROUPS)
+    tl.store(rstd + (pid * GROUPS + group), scale, mask=group < GROUPS)
+
+
+@_jit
+def _norm_grad_kernel(
+    g: Block,
+    x: Block,
+    weight: Block,
+    mean: Block,
+    rstd: Block,
+    out: Block,
+    parts: Block,
+    images: Block,
+    g_step: Block,
+    x_step: Block,
+    w_step: Block,
+    PIXELS: constexpr,
+    GROUPS: constexpr,
+    EACH: constexpr,
+    SHARED: constexpr,
+    BP: constexpr,
+    BG: constexpr,
+    BC: constexpr,
+) -> None:
+    """One program: one image. parts [S, images, 2, weights] get its sums for the gradients by weight and bias.
+
+    With h = (x - mean) rstd and u = weight g, the gradient by x is rstd (u - mean of u - h mean of (h u)), the means
+    over the group; and both are sums over channels of what parts get.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    s = pid // images
+    image = pid % images * (PIXELS * GROUPS * EACH)
+    p = tl.arange(0, BP)[:, None, None]
+    group = tl.arange(0, BG)[None, :, None]
+    c = tl.arange(0, BC)[None, None, :]
+    channel = group * EACH + c
+    known = (group < GROUPS) & (c < EACH)
+    place = p * (GROUPS * EACH) + channel
+    source = x + s * x_step + image
+    slopes = g + s * g_step + image
+    blocks: constexpr = (PIXELS + BP - 1) // BP
+    which = tl.arange(0, BG)
+    middle = tl.load(mean + (pid * GROUPS + which), mask=which < GROUPS, other=0.0)[None, :, None]
+    scale = tl.load(rstd + (pid * GROUPS + which), mask=which < GROUPS, other=0.0)[None, :, None]
+    if SHARED:
+        w = tl.load(weight + s * w_step + c, mask=c < EACH, other=0.0)
+    else:
+        w = tl.load(weight + s * w_step + channel, mask=known, other=0.0)
+
+    by_weight = tl.zeros((BP, BG, BC), dtype=tl.float32)
+    by_bias = tl.zeros((BP, BG, BC), dtype=tl.float32)
+    for block in range(blocks):
+        ok = known & (block * BP + p < PIXELS)
+        at = block * (BP * GROUPS * EACH) + place
+        slope = tl.load(slopes + at, mask=ok, other=0.0).to(tl.float32)
+        hat = (tl.load(source + at, mask=ok, other=0.0).to(tl.float32) - middle) * scale
+        by_weight += slope * hat
+        by_bias += slope
+    by_weight = tl.sum(by_weight, 0, keep_dims=True)
+    by_bias = tl.sum(by_bias, 0, keep_dims=True)
+    lean = tl.sum(by_weight * w, 2, keep_dims=True) / (PIXELS * EACH)
+    shift = tl.sum(by_bias * w, 2, keep_dims=True) / (PIXELS * EACH)
+
+    for block in range(blocks):
+        ok = known & (block * BP + p < PIXELS)
+        at = block * (BP * GROUPS * EACH) + place
+        slope = tl.load(slopes + at, mask=ok, other=0.0).to(tl.float32)
+        hat = (tl.load(source + at, mask=ok, other=0.0).to(tl.float32) - middle) * scale
+        to = out + (pid * (PIXELS * GROUPS * EACH) + at)
+        tl.store(to, ((slope * w - shift - hat * lean) * scale).to(out.dtype.element_ty), mask=ok)
+    if SHARED:
+        to = parts + (pid * (2 * EACH) + c)
+        tl.store(to, tl.sum(by_weight, 1, keep_dims=True), mask=c < EACH)
+        tl.store(to + EACH, tl.sum(by_bias, 1, keep_dims=True), mask=c < EACH)
+    else:
+        to = parts + (pid * (2 * GROUPS * EACH) + channel)
+        tl.store(to, by_weight, mask=known)
+        tl.store(to + GROUPS * EACH, by_bias, mask=known)
+
+
+@_jit
+def _sum_images_kernel(
+    parts: Block,
+    out: Block,
+    images: Block,
+    BLOCKS: constexpr,
+    VALUES: constexpr,
+    BI: constexpr,
+    BV: constexpr,
+) -> None:
+    """out[s, i] = the sum of parts[s, image, i] over images, of which there are BLOCKS blocks of BI."""
+    tiles = (VALUES + BV - 1) // BV
+    pid = tl.program_id(0)
+    s = (pid // tiles).to(tl.int64)
+    i = pid % tiles * BV + tl.arange(0, BV)[None, :]
+    source = parts + s * images * VALUES
+    total = tl.zeros((BI, BV), dtype=tl.float32)
+    for block in range(BLOCKS):
+        image = block * BI + tl.arange(0, BI)[:, None]
+        total += tl.load(source + (image * VALUES + i), mask=(image < images) & (i < VALUES), other=0.0)
+    tl.store(out + (s * VALUES + i), tl.sum(total, 0, keep_dims=True), mask=i < VALUES)
+
+
+@_jit
 def _cut_kernel(
     images: Block,
     rows: Block,
@@ -465,43 +651,94 @@ def _cut_kernel(
 
 def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
     """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow] in x's type. w is cast to it, sums are float32."""
-    c, o, taps = w.shape[2], w.shape[1], how.kernel[0] * how.kernel[1]
-    inside = how.padding == (0, 0)
-    steps = {"W_TAP": c, "W_IN": 1, "W_OUT": taps * c, "FLIP": False, "INSIDE": inside}
-    return _launch_conv(x, w, how, how.out, o, how.stride, how.padding, (1, 1), steps, tiles)
+    stack, n, c = x.shape[:3]
+    o, (rows, columns) = w.shape[1], how.kernel
+    x, x_step = _channels_last(x, x.dtype)
+    w, w_step = _channels_last(w, x.dtype)
+    out = x.new_empty((stack, n, *how.out, o))
+    steps = {"W_FIRST": 0, "W_DOWN": columns * c, "W_RIGHT": c, "W_IN": 1, "W_OUT": rows * columns * c}
+    ways = (Way(how.out[i], how.kernel[i], how.stride[i], how.padding[i], 0, 1) for i in (0, 1))
+    _launch_conv(x, x_step, w, w_step, out, (*ways,), steps, how.precision, tiles)
+    return out.permute(0, 1, 4, 2, 3)
 
 
 def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
     """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> the gradient by the input, [S, n, c, h, w] in g's type.
 
-    A convolution of g, its pixels set apart by the stride, with the weights turned round.
+    A convolution of g with the weights turned round. With a stride, pixels of the input differ in which taps met them,
+    in as many ways as the stride has steps: each is a convolution of its own, with those taps.
     """
-    c, taps = w.shape[2], how.kernel[0] * how.kernel[1]
-    padding = (how.kernel[0] - 1 - how.padding[0], how.kernel[1] - 1 - how.padding[1])
-    # All taps inside takes both: none before the image, and none after it, where x is larger than g spread out.
-    inside = padding == (0, 0) and how.stride == (1, 1) and how.kernel == (1, 1)
-    steps = {"W_TAP": c, "W_IN": taps * c, "W_OUT": 1, "FLIP": True, "INSIDE": inside}
-    return _launch_conv(g, w, how, how.size, c, (1, 1), padding, how.stride, steps, tiles)
+    stack, n = g.shape[:2]
+    c, (rows, columns) = w.shape[2], how.kernel
+    g, g_step = _channels_last(g, g.dtype)
+    w, w_step = _channels_last(w, g.dtype)
+    down, right = (_ways_back(how, axis) for axis in (0, 1))
+    all_met = all(way.taps for way in (*down, *right))
+    out = (g.new_empty if all_met else g.new_zeros)((stack, n, *how.size, c))
+    for one in down:
+        for other in right:
+            if one.windows and other.windows and one.taps and other.taps:
+                # From the last tap of this way, by strides to the first.
+                last = [_last_tap(way, how, axis) for axis, way in enumerate((one, other))]
+                steps = {
+                    "W_FIRST": (last[0] * columns + last[1]) * c,
+                    "W_DOWN": -how.stride[0] * columns * c,
+                    "W_RIGHT": -how.stride[1] * c,
+                    "W_IN": rows * columns * c,
+                    "W_OUT": 1,
+                }
+                _launch_conv(g, g_step, w, w_step, out, (one, other), steps, how.precision, tiles)
+    return out.permute(0, 1, 4, 2, 3)
+
+
+class Way(NamedTuple):
+    """Along one axis: so many windows of so many taps, and the pixels of the result that they make."""
+
+    windows: int
+    taps: int
+    stride: int
+    padding: int
+    first: int  # pixel of the result
+    step: int  # from one to the next
+
+
+def _ways_back(how: Geometry, axis: int) -> list[Way]:
+    """Pixel y of the input was met by tap k of window (y + padding - k) / stride, where that is whole."""
+    kernel, stride, padding = how.kernel[axis], how.stride[axis], how.padding[axis]
+    ways = []
+    for first in range(stride):
+        tap = (first + padding) % stride  # the first one; then every stride-th
+        taps = max(0, _cdiv(kernel - tap, stride))
+        reach = (first + padding - tap) // stride - (taps - 1)  # the window that the last tap belongs to
+        ways.append(Way(max(0, _cdiv(how.size[axis] - first, stride)), taps, 1, -reach, first, stride))
+    return ways
+
+
+def _last_tap(way: Way, how: Geometry, axis: int) -> int:
+    return (way.first + how.padding[axis]) % how.stride[axis] + (way.taps - 1) * how.stride[axis]
 
 
 def _launch_conv(
     x: Tensor,
+    x_step: int,
     w: Tensor,
-    how: Geometry,
-    size: tuple[int, int],
-    o: int,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilate: tuple[int, int],
+    w_step: int,
+    out: Tensor,
+    ways: tuple[Way, ...],
     steps: dict[str, int],
+    precision: str,
     tiles: Tiles | None,
-) -> Tensor:
-    stack, n, c, height, width = x.shape
-    rows, taps = n * size[0] * size[1], how.kernel[0] * how.kernel[1]
-    tiles = tiles or conv_tiles(rows, c, o, taps, x.dtype)
-    x, x_step = _channels_last(x, x.dtype)
-    w, w_step = _channels_last(w, x.dtype)
-    out = x.new_empty((stack, n, *size, o))
+) -> None:
+    """x [S or 1, n, h, w, c] and w as `_channels_last` gives them, to out [S, n, h, w, o]."""
+    down, right = ways
+    height, width, c = x.shape[2:]
+    stack, n, to_height, to_width, o = out.shape
+    rows = n * down.windows * right.windows
+    tiles = tiles or conv_tiles(rows, c, o, down.taps * right.taps, x.dtype)
+    inside = all(
+        way.padding <= 0 and (way.windows - 1) * way.stride - way.padding + way.taps <= size
+        for way, size in ((down, height), (right, width))
+    )
     with torch.cuda.device_of(x):
         _conv_kernel[(stack * _cdiv(rows, tiles.m) * _cdiv(o, tiles.n),)](
             x,
@@ -513,19 +750,24 @@ def _launch_conv(
             H=height,
             W=width,
             C=c,
-            OUT_H=size[0],
-            OUT_W=size[1],
+            OUT_H=down.windows,
+            OUT_W=right.windows,
             O=o,
-            KH=how.kernel[0],
-            KW=how.kernel[1],
-            STRIDE_Y=stride[0],
-            STRIDE_X=stride[1],
-            PAD_Y=padding[0],
-            PAD_X=padding[1],
-            DILATE_Y=dilate[0],
-            DILATE_X=dilate[1],
+            KH=down.taps,
+            KW=right.taps,
+            STRIDE_Y=down.stride,
+            STRIDE_X=right.stride,
+            PAD_Y=down.padding,
+            PAD_X=right.padding,
             **steps,
-            PRECISION=how.precision,
+            TO_H=to_height,
+            TO_W=to_width,
+            TO_Y=down.first,
+            TO_X=right.first,
+            STEP_Y=down.step,
+            STEP_X=right.step,
+            INSIDE=inside,
+            PRECISION=precision,
             WIDEN=INTERPRETED,
             BM=tiles.m,
             BN=tiles.n,
@@ -533,7 +775,6 @@ def _launch_conv(
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-    return out.permute(0, 1, 4, 2, 3)
 
 
 def conv_weight_grad(
@@ -652,6 +893,63 @@ def _pool_shape(pool: Pool, c: int) -> dict[str, int]:
 
 def _pool_launch(block: int) -> dict[str, int]:
     return {"BLOCK": block, "num_warps": block // 256}  # eight values to a thread: 16 bytes of bfloat16
+
+
+def group_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, how: Norm, tiles: NormTiles | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x [S, n, c, h, w], weight and bias float32 [S, c] -> the same shape and type; and mean and 1 / deviation.
+
+    Those two are float32 [S, n, groups]. Where groups share them, weight and bias are [S, c / groups].
+    """
+    stack, n = x.shape[:2]
+    shape = _norm_shape(x, how, tiles)
+    weight, w_step = _rows(weight)
+    bias, b_step = _rows(bias)
+    x, x_step = _channels_last(x, x.dtype)
+    out = x.new_empty((stack, *x.shape[1:]))
+    mean, rstd = (x.new_empty((stack, n, how.groups), dtype=torch.float32) for _ in range(2))
+    with torch.cuda.device_of(x):
+        _norm_kernel[(stack * n,)](x, weight, bias, out, mean, rstd, n, x_step, w_step, b_step, how.eps, **shape)
+    return out.permute(0, 1, 4, 2, 3), mean, rstd
+
+
+def group_norm_grad(
+    g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, how: Norm, tiles: NormTiles | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """g [S, n, c, h, w] by the result -> the gradients by x, in its type, and by weight and bias, float32 as they."""
+    stack, n, c = *x.shape[:2], weight.shape[1]
+    shape = _norm_shape(x, how, tiles)
+    weight, w_step = _rows(weight)
+    g, g_step = _channels_last(g, x.dtype)
+    x, x_step = _channels_last(x, x.dtype)
+    out = x.new_empty((stack, *x.shape[1:]))
+    parts = x.new_empty((stack, n, 2, c), dtype=torch.float32)
+    sums = x.new_empty((stack, 2, c), dtype=torch.float32)
+    block = _power_of_two(2 * c, 1, 64)
+    with torch.cuda.device_of(x):
+        _norm_grad_kernel[(stack * n,)](
+            g, x, weight, mean.contiguous(), rstd.contiguous(), out, parts, n, g_step, x_step, w_step, **shape
+        )
+        _sum_images_kernel[(stack * _cdiv(2 * c, block),)](
+            parts, sums, n, BLOCKS=_cdiv(n, IMAGES_BLOCK), VALUES=2 * c, BI=IMAGES_BLOCK, BV=block
+        )
+    return out.permute(0, 1, 4, 2, 3), sums[:, 0], sums[:, 1]
+
+
+def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None) -> dict[str, int]:
+    pixels, each = x.shape[3] * x.shape[4], x.shape[2] // how.groups
+    wide = {"BG": _power_of_two(how.groups, 1, how.groups * 2), "BC": _power_of_two(each, 1, each * 2)}
+    tiles = tiles or norm_tiles(pixels, wide["BG"] * wide["BC"], x.dtype)
+    shape = {"PIXELS": pixels, "GROUPS": how.groups, "EACH": each, "SHARED": how.shared, "BP": tiles.pixels, **wide}
+    return shape | {"num_warps": tiles.warps}
+
+
+def _rows(t: Tensor) -> tuple[Tensor, int]:
+    """t [S, c] with each row contiguous, and the step from one client to the next: 0 where all share one."""
+    if len(t) > 1 and t.stride(0) == 0:
+        return t[0].contiguous(), 0
+    return t.contiguous(), t.shape[1]
 
 
 def cut_batches(

@@ -27,26 +27,27 @@ class Loop:
 
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
         method, settings, number = visit.method, visit.settings, visit.round
-        states, uploads, health = [], [], []
+        owns: dict[str, Tensor] = {}
+        uploads: dict[str, Tensor] = {}
         names: tuple[str, ...] = ()
         links: dict[str, str] = {}
-        for row in rows:
+        health = []
+        for i, row in enumerate(rows):
             run, reached = visit.runs[row.run], visit.reached[row.run]
             shard = run.shards[row.client]
             fit = make_fit(settings, run.seed, "personal", number, row.client)
             mine = method.personalize(fit, reached.shared, reached.mine[row.client], shard)
             own, links = split(mine, reached.shared)
-            states.append(own)
             names = tuple(tree.flatten(mine))
+            _store(owns, i, len(rows), own)
             health.append(_check(fit, own))
             if visit.trains:
                 fit = make_fit(settings, run.seed, "local", number, row.client)
-                upload = method.local(fit, reached.shared, mine, shard)
-                uploads.append(upload)
-                last = _check(fit, tree.flatten(upload))
+                upload = tree.flatten(method.local(fit, reached.shared, mine, shard))
+                _store(uploads, i, len(rows), upload)
+                last = _check(fit, upload)
                 health[-1] = last if math.isfinite(health[-1]) else health[-1]
-        stacked = {name: torch.stack([own[name] for own in states]) for name in states[0]}
-        return Visited(names, stacked, links, tree.stack(uploads) if uploads else {}, torch.tensor(health))
+        return Visited(names, owns, links, tree.unflatten(uploads), torch.tensor(health))
 
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
@@ -58,6 +59,14 @@ def make_fit(settings: Training, seed: int, phase: str, number: int, client: int
     path = (seed, phase, number)
     epochs = settings.epochs(phase)
     return Fit(settings.optimizer, epochs, settings.batch, settings.flip, settings.crop, path, client)
+
+
+def _store(stack: dict[str, Tensor], i: int, rows: int, leaves: dict[str, Tensor]) -> None:
+    """Row i of a stack. A list that is stacked in the end would take twice the memory."""
+    for name, leaf in leaves.items():
+        if name not in stack:
+            stack[name] = leaf.new_empty((rows, *leaf.shape))
+        stack[name][i] = leaf.detach()
 
 
 def _check(fit: Fit, trained: dict[str, Tensor]) -> float:

@@ -394,9 +394,10 @@ class Walker:
         views = () if self.seen is None else (self.seen.movedim(-1, -3),)
         with torch.no_grad(), lift_convolutions(torch.float32):
             answers, after = torch.vmap(one)(self._mine, self.state, self._x, *views)
-            tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, after)
         for name, answer in answers.items():
             self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)
+        # the answers first, and a copy: both may be views of the state before
+        tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, tree.map_leaves(torch.clone, after))
 
 
 def _join_answers(answers: Sequence[Answers]) -> Answers:

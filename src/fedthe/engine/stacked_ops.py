@@ -1,4 +1,4 @@
-"""Convolution, max-pooling and linear layers for many clients at once, put under a loss that was written for one.
+"""Convolution, pooling, norms and linear layers for many clients at once, put under a loss that was written for one.
 
     with StackedOps(torch.bfloat16):
         losses = torch.func.vmap(loss)(params, batches)
@@ -15,6 +15,7 @@ float32. Memory is [S, n, h, w, c] throughout: elementwise functions keep that, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -81,6 +82,13 @@ class Pool:
     @property
     def out(self) -> Pair:
         return _out(self.size, self.kernel, self.stride, self.padding)
+
+
+@dataclass(frozen=True)
+class Norm:
+    groups: int
+    eps: float
+    shared: bool = False  # all groups have the same weights
 
 
 def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
@@ -205,8 +213,9 @@ def _lift(function: Any, size: int, in_dims: Sequence[Dim], a: Tensor, b: Tensor
 
 def _fold(t: Tensor, dim: Dim, size: int) -> Tensor:
     t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+    t = t.flatten(0, 1)
     # In this order of memory already here, not only in the kernel: what is saved for the backward is then the copy.
-    return _images_last(t.flatten(0, 1)) if use_kernels(t) and dim is not None else t.flatten(0, 1)
+    return _images_last(t) if t.ndim == 5 and dim is not None and use_kernels(t) else t
 
 
 def _lift_by_weight(
@@ -344,11 +353,89 @@ class PoolPick(Function):
 def _lift_pool(
     function: Any, size: int, in_dims: Sequence[Dim], a: Tensor, b: Tensor, pool: Pool
 ) -> tuple[Tensor, int]:
-    folded = []
-    for t, dim in zip((a, b), in_dims, strict=False):
-        t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-        folded.append(t.flatten(0, 1))
-    return _run(function, *folded, pool).unflatten(0, (size, -1)), 0
+    a, b = _fold(a, in_dims[0], size), _fold(b, in_dims[1], size)
+    return _run(function, a, b, pool).unflatten(0, (size, -1)), 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Group and layer norm, on a card only
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class GroupNorm(Function):
+    """x [S, n, c, h, w], weight and bias float32 [S, c] -> the same as x; and mean and 1 / deviation [S, n, groups]
+
+    Where groups share their weights, weight and bias are [S, c / groups].
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, how: Norm) -> tuple[Tensor, Tensor, Tensor]:
+        return _kernels().group_norm(x, weight, bias, how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Norm], output: tuple[Tensor, ...]) -> None:
+        x, weight, _, ctx.how = inputs
+        ctx.save_for_backward(x, weight, *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return None, None, None, None
+        slopes = _run(GroupNormGrad, g, *ctx.saved_tensors, ctx.how)
+        return *(t if asked else None for t, asked in zip(slopes, ctx.needs_input_grad, strict=False)), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _lift_norm(GroupNorm, info.batch_size, in_dims, inputs)
+
+
+class GroupNormGrad(Function):
+    """g, x [S, n, c, h, w], weight [S, c], mean and 1 / deviation [S, n, groups] -> gradients by x, weight and bias"""
+
+    @staticmethod
+    def forward(
+        g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, how: Norm
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _kernels().group_norm_grad(g, x, weight, mean, rstd, how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.how = inputs
+        ctx.save_for_backward(*tensors[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        """Few methods come here, so this is torch's own work; the mean and deviation are seen as functions of x."""
+        back: Any = torch.func.vjp(lambda g, x, weight: _group_norm_grads(g, x, weight, ctx.how), *ctx.saved_tensors)[1]
+        return *back(slopes), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return _lift_norm(GroupNormGrad, info.batch_size, in_dims, inputs)
+
+
+def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, how: Norm) -> tuple[Tensor, Tensor, Tensor]:
+    """`GroupNormGrad` in plain torch."""
+    split, dims = (how.groups, -1), (3, 4, 5)  # of [S, n, groups, c / groups, h, w]
+    slope, value = (t.float().unflatten(2, split) for t in (g, x))
+    apart = value - value.mean(dims, keepdim=True)
+    scale = (apart.square().mean(dims, keepdim=True) + how.eps).rsqrt()
+    hat = apart * scale
+    u = slope * weight.unflatten(1, (1 if how.shared else how.groups, -1))[:, None, :, :, None, None]
+    by_x = scale * (u - u.mean(dims, keepdim=True) - hat * (u * hat).mean(dims, keepdim=True))
+    over = (1, 2, 4, 5) if how.shared else (1, 4, 5)
+    by_weight, by_bias = (t.sum(over).flatten(1) for t in (slope * hat, slope))
+    return by_x.flatten(2, 3).to(x.dtype), by_weight, by_bias
+
+
+def _lift_norm(
+    function: Any, size: int, in_dims: Sequence[Dim], inputs: Sequence[Any]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    *tensors, how = inputs
+    folded = [_fold(t, dim, size) for t, dim in zip(tensors, in_dims, strict=False)]
+    return tuple(t.unflatten(0, (size, -1)) for t in _run(function, *folded, how)), (0, 0, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -357,11 +444,11 @@ def _lift_pool(
 
 
 class StackedOps(TorchFunctionMode):
-    """Within it torch's conv2d, max_pool2d and linear are ours. `dtype`: bfloat16 or float32, of images within layers.
+    """Within it torch's layers named in `OURS` are ours. `dtype`: bfloat16 or float32, of images between layers.
 
-    bfloat16 lives from a convolution to the first function that meets float32: there it is cast up. With `own_linear`
-    a linear layer on a card runs in our kernel, on float32: its bits then do not depend on how many are stacked, as
-    those of a batched product by cuBLAS may. What our functions do not cover falls through to torch's.
+    bfloat16 lives from a convolution to the first function that meets float32 or adds up: there it is cast up. With
+    `own_linear` a linear layer on a card runs in our kernel, on float32: its bits then do not depend on how many are
+    stacked, as those of a batched product by cuBLAS may. What our functions do not cover falls through to torch's.
     """
 
     def __init__(self, dtype: torch.dtype, own_linear: bool = True) -> None:
@@ -383,6 +470,8 @@ class StackedOps(TorchFunctionMode):
         kinds = _kinds([*args, *kwargs.values()])
         if torch.bfloat16 in kinds and torch.float32 in kinds and not _keeps_types(func):
             args, kwargs = _widen(args), {name: _widen(value) for name, value in kwargs.items()}
+        if func in SUMS and isinstance(args[0], Tensor) and args[0].dtype == torch.bfloat16:
+            kwargs = {"dtype": torch.float32, **kwargs}
         if func in PLAIN_ORDER and args:
             args = (args[0].contiguous(), *args[1:])
         return func(*args, **kwargs)
@@ -472,6 +561,54 @@ def _max_pool2d(
     return y.squeeze(0) if input.ndim == 3 else y
 
 
+def _group_norm(
+    mode: StackedOps,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    """In the input's type, with float32 within."""
+    covered = use_kernels(input) and input.ndim == 4 and 0 not in input.shape and input.dtype in TYPES
+    if not covered or num_groups < 1 or input.shape[1] % num_groups or input.numel() == num_groups:
+        return NotImplemented
+    return _norm(input, weight, bias, input.shape[1], Norm(num_groups, eps))
+
+
+LAYER_BLOCK = 8192  # values of rows that a kernel normalises at once
+
+
+def _layer_norm(
+    mode: StackedOps,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Any:
+    """In float32. Rows are groups of an image with one pixel, as many as make a good block."""
+    covered = use_kernels(input) and input.ndim > 1 and 0 not in input.shape and input.dtype in TYPES
+    width = input.shape[-1] if input.ndim else 0
+    if not covered or tuple(normalized_shape) != (width,) or width > LAYER_BLOCK:
+        return NotImplemented
+    block = 1 << (LAYER_BLOCK // width).bit_length() - 1  # a power of two
+    groups = math.gcd(input.numel() // width, block)
+    images = input.float().reshape(-1, groups * width)[:, :, None, None]
+    y = _norm(images, weight, bias, width, Norm(groups, eps, shared=True))
+    return y if y is NotImplemented else y.reshape(input.shape)
+
+
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int, how: Norm) -> Any:
+    if any(t is not None and (t.shape != (width,) or t.dtype not in TYPES) for t in (weight, bias)):
+        return NotImplemented
+    weight = torch.ones(width, device=x.device) if weight is None else weight.float()
+    bias = torch.zeros(width, device=x.device) if bias is None else bias.float()
+    return _run(GroupNorm, x[None], weight[None], bias[None], how)[0].squeeze(0)
+
+
 def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     covered = mode.own_linear and use_kernels(input) and weight.ndim == 2 and input.ndim >= 1
     if not covered or input.dtype not in TYPES or weight.dtype not in TYPES or 0 in input.shape:
@@ -492,10 +629,15 @@ def _pair(value: Any) -> Pair:
     return first, rest[0] if rest else first
 
 
+SUMS = {torch.sum, torch.mean, Tensor.sum, Tensor.mean}
 OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.conv2d: _conv2d,
     F.conv2d: _conv2d,
     torch.max_pool2d: _max_pool2d,
     F.max_pool2d: _max_pool2d,
+    torch.group_norm: _group_norm,
+    F.group_norm: _group_norm,
+    torch.layer_norm: _layer_norm,
+    F.layer_norm: _layer_norm,
     F.linear: _linear,
 }

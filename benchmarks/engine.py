@@ -1,0 +1,47 @@
+"""The engine on the machine at hand, each number beside what the machine would allow. Needs torch and NumPy alone.
+
+usage: python benchmarks/engine.py [--device cuda] [--engine stack] [--quick] [--only ROW]... [--out FILE]
+
+The same as `fedthe bench`, in plain text. The rows, the sizes and the floors are explained in src/fedthe/bench.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where the package is not installed
+
+from fedthe import bench, store
+from fedthe.errors import InputError
+from fedthe.progress import listening
+
+
+def report(what: str, done: int, total: int, remark: str) -> None:
+    if remark:
+        print(f"{done}/{total} {remark}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or one such as cuda:1")
+    parser.add_argument("--engine", default="auto", help="auto, loop or stack")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, and less on a CPU")
+    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="a row's name; may come again")
+    parser.add_argument("--out", type=Path, help="default: engine-cpu.json or engine-GPU.json beside this file")
+    given = parser.parse_args()
+    try:
+        with listening(report):
+            measured = bench.measure(given.engine, given.device, quick=given.quick, only=given.only)
+        print(bench.as_text(measured), flush=True)
+        out = given.out or Path(__file__).parent / f"engine-{measured.machine.slug}.json"
+        store.write_json(out, measured.as_dict())
+    except InputError as error:
+        print(f"engine.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(f"{measured.seconds:.0f} s; written to {out}")
+
+
+if __name__ == "__main__":
+    main()
