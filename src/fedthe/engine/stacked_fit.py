@@ -6,8 +6,8 @@ buffers, so that a GPU replays it as one graph. A batch that is padding alone le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -157,7 +157,7 @@ class Program:
         self.params = {name: empty_rows(leaf.shape, leaf) for name, leaf in params.items()}
         self.given = {name: empty_rows(leaf.shape, leaf) for name, leaf in given.items()}
         self.counts = empty_rows(counts.shape, counts)
-        self.update = _UPDATES[setting.optimizer.name](setting, self.params)
+        self.update = _UPDATES[setting.optimizer.name](setting, list(self.params.values()))
         kernels = use_kernels(counts)
         self.x = torch.zeros(shape, device=device, dtype=setting.dtype if kernels else torch.float32)
         self.y = torch.zeros((rows, batch), dtype=torch.int64, device=device)
@@ -198,7 +198,7 @@ class Program:
         with torch.no_grad():
             self.total += total.detach()
             active = (self.weight.sum(1) > 0) if self.setting.ragged else None
-            self.update(dict(zip(leaves, slopes, strict=True)), active)
+            self.update(list(slopes), active)
 
     def _lose(self, params: dict[str, Tensor], given: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """One row's mean loss over the real rows of a batch, and their sum."""
@@ -207,8 +207,16 @@ class Program:
         return total / batch.weight.sum().clamp(min=1), total
 
 
-def lift_convolutions(dtype: torch.dtype) -> AbstractContextManager[Any]:
-    return StackedOps(dtype)
+@contextmanager
+def lift_convolutions(dtype: torch.dtype) -> Iterator[None]:
+    """vmap takes convolutions in our way, in `dtype`; with bfloat16, other matrix products of float32 go as tf32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == torch.bfloat16 else before)
+    try:
+        with StackedOps(dtype):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def cut_batches_plainly(images: Tensor, cuts: Cuts, pad: int) -> Tensor:
@@ -222,64 +230,85 @@ def cut_batches_plainly(images: Tensor, cuts: Cuts, pad: int) -> Tensor:
     return batches
 
 
-Slopes = dict[str, Tensor]
+# Updates take all leaves at once, so that a network of many small ones costs few launches. A row that is not `active`
+# stays as it is.
 
 
 class _SGD:
     """torch.optim.SGD, row by row."""
 
-    def __init__(self, setting: Setting, params: dict[str, Tensor]) -> None:
+    def __init__(self, setting: Setting, params: list[Tensor]) -> None:
         self.setting, self.params = setting, params
-        self.momentum = setting.optimizer.momentum
-        self.state = {name: torch.zeros_like(leaf) for name, leaf in params.items()} if self.momentum else {}
+        self.state = [torch.zeros_like(leaf) for leaf in params] if setting.optimizer.momentum else []
 
     def reset(self) -> None:
-        for leaf in self.state.values():
+        for leaf in self.state:
             leaf.zero_()
 
-    def __call__(self, slopes: Slopes, active: Tensor | None) -> None:
-        for name, leaf in self.params.items():
-            move = slopes[name].add(leaf, alpha=self.setting.decay) if self.setting.decay else slopes[name]
-            if self.momentum:
-                move = self.state[name] * self.momentum + move
-                _write(self.state[name], move, active)
-            if active is not None:
-                move = torch.where(_over(active, leaf), move, 0)
-            leaf.add_(move, alpha=-self.setting.optimizer.lr)
+    def __call__(self, slopes: list[Tensor], active: Tensor | None) -> None:
+        if self.setting.decay:
+            slopes = _list(torch._foreach_add(slopes, self.params, alpha=self.setting.decay))
+        if self.state:
+            before = _copy(self.state, active)
+            torch._foreach_mul_(self.state, self.setting.optimizer.momentum)
+            torch._foreach_add_(self.state, slopes)
+            _restore(self.state, before, active)
+            slopes = self.state
+        if active is not None:
+            slopes = [torch.where(_over(active, slope), slope, 0) for slope in slopes]
+        torch._foreach_add_(self.params, slopes, alpha=-self.setting.optimizer.lr)
 
 
 class _Adam:
     """torch.optim.Adam, row by row: a row counts its own steps."""
 
-    def __init__(self, setting: Setting, params: dict[str, Tensor]) -> None:
+    def __init__(self, setting: Setting, params: list[Tensor]) -> None:
         self.setting, self.params = setting, params
-        self.first = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-        self.second = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-        rows = next(iter(params.values()))
-        self.steps = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+        self.first = [torch.zeros_like(leaf) for leaf in params]
+        self.second = [torch.zeros_like(leaf) for leaf in params]
+        self.steps = torch.zeros(len(params[0]), dtype=torch.float64, device=params[0].device)
 
     def reset(self) -> None:
-        for leaf in (*self.first.values(), *self.second.values(), self.steps):
+        for leaf in (*self.first, *self.second, self.steps):
             leaf.zero_()
 
-    def __call__(self, slopes: Slopes, active: Tensor | None) -> None:
-        _write(self.steps, self.steps + 1, active)
+    def __call__(self, slopes: list[Tensor], active: Tensor | None) -> None:
+        if self.setting.decay:
+            slopes = _list(torch._foreach_add(slopes, self.params, alpha=self.setting.decay))
+        before = _copy([*self.first, *self.second], active)
+        torch._foreach_lerp_(self.first, slopes, 0.1)
+        torch._foreach_mul_(self.second, 0.999)
+        torch._foreach_addcmul_(self.second, slopes, slopes, value=1 - 0.999)
+        _restore([*self.first, *self.second], before, active)
+        self.steps += 1 if active is None else active
         one, two = ((1 - beta**self.steps).float() for beta in (0.9, 0.999))
-        for name, leaf in self.params.items():
-            slope = slopes[name].add(leaf, alpha=self.setting.decay) if self.setting.decay else slopes[name]
-            first = self.first[name].lerp(slope, 0.1)
-            second = self.second[name] * 0.999 + slope * slope * (1 - 0.999)
-            _write(self.first[name], first, active)
-            _write(self.second[name], second, active)
-            scaled = (second / _over(two, leaf)).sqrt() + 1e-8
-            _write(leaf, leaf - self.setting.optimizer.lr * (first / _over(one, leaf)) / scaled, active)
+        if active is None:  # all rows have taken as many steps
+            moves, sizes = _list(torch._foreach_div(self.first, one[0])), _list(torch._foreach_div(self.second, two[0]))
+        else:
+            moves = [torch.where(_over(active, leaf), leaf / _over(one, leaf), 0) for leaf in self.first]
+            sizes = [leaf / _over(two, leaf).clamp(min=1 - 0.999) for leaf in self.second]  # no step yet: 0, not 0 / 0
+        torch._foreach_sqrt_(sizes)
+        torch._foreach_add_(sizes, 1e-8)
+        torch._foreach_div_(moves, sizes)
+        torch._foreach_add_(self.params, moves, alpha=-self.setting.optimizer.lr)
 
 
-_UPDATES: dict[str, Callable[[Setting, dict[str, Tensor]], _SGD | _Adam]] = {"sgd": _SGD, "adam": _Adam}
+_UPDATES: dict[str, Callable[[Setting, list[Tensor]], _SGD | _Adam]] = {"sgd": _SGD, "adam": _Adam}
 
 
-def _write(leaf: Tensor, value: Tensor, active: Tensor | None) -> None:
-    leaf.copy_(value if active is None else torch.where(_over(active, leaf), value, leaf))
+def _list(leaves: Any) -> list[Tensor]:
+    return list(leaves)
+
+
+def _copy(leaves: list[Tensor], active: Tensor | None) -> list[Tensor]:
+    return [] if active is None else [leaf.clone() for leaf in leaves]
+
+
+def _restore(leaves: list[Tensor], before: list[Tensor], active: Tensor | None) -> None:
+    """The rows that are not active, as they were."""
+    if active is not None:
+        for leaf, old in zip(leaves, before, strict=True):
+            leaf.copy_(torch.where(_over(active, leaf), leaf, old))
 
 
 def _over(rows: Tensor, leaf: Tensor) -> Tensor:
