@@ -61,7 +61,7 @@ def difference(a, b):
     return max((float((a[name] - b[name]).abs().max()) for name in a), default=0.0)
 
 
-def questions(samples=3, seed=0):
+def questions(samples=4, seed=0):
     asked = []
     for test in ("original", "ooc"):
         for k, stream in enumerate(federation(seed).tests[test]):
@@ -252,6 +252,15 @@ def test_a_predictor_of_ones_own_is_walked_in_order():
         assert np.array_equal(a.classes, b.classes)
         assert np.array_equal(a.info["two before"], b.info["two before"])
         assert len(set(a.info["two before"].tolist())) == len(a.classes) - 1  # 0 twice
+
+
+def test_lengths_are_few_and_not_much_longer():
+    lengths = [stack.round_up(n) for n in range(1, 1025)]
+    assert lengths[:13] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
+    assert all(n <= length < 1.5 * n for n, length in enumerate(lengths, 1))
+    assert len(set(lengths)) < 22
+    filled = {stack.round_up(len(question.images)) - len(question.images) for question in questions()}
+    assert len(filled) > 1  # the tests above have streams that are filled up
 
 
 def test_an_answer_that_is_not_finite_is_said_of_its_stream_alone():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,15 +16,16 @@ Built = TypeVar("Built")
 
 
 class Replay:
-    """Calls `work`, which only changes tensors in place; on a GPU as a graph, captured at the first call."""
+    """Calls `work`, which only changes tensors in place; on a GPU as a graph, captured by `prepare`."""
 
     def __init__(self, work: Callable[[], None], device: torch.device, pool: Any) -> None:
-        self._work, self._device, self._pool = work, device, pool
+        self._work: Callable[[], None] | None = work
+        self._device, self._pool = device, pool
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def prepare(self) -> None:
         """Run the work for the sake of compilation and capture. What it changed must be loaded again."""
-        if self._device.type != "cuda" or self._graph is not None:
+        if self._device.type != "cuda" or self._work is None:
             return
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
@@ -31,15 +34,29 @@ class Replay:
                 self._work()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _without_collection(), torch.cuda.graph(graph, pool=self._pool):
             self._work()
         self._graph = graph
+        self._work = None  # it refers to who owns this: without the circle, a program that is dropped is gone at once
 
     def __call__(self) -> None:
-        if self._graph is None:
-            self._work()
-        else:
+        if self._graph is not None:
             self._graph.replay()
+        elif self._work is not None:
+            self._work()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """No garbage is collected: another graph among it, freed during a capture, would spoil that."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Programs(Generic[Built]):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,25 +128,28 @@ class Stack:
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
-        """Streams of equal length go side by side: padding could move what is shared by a batch of samples."""
+        """Streams of about the same length go side by side, the shorter ones filled up where that changes no answer."""
         lengths: dict[int, list[int]] = {}
         for i, asked in enumerate(questions):
-            lengths.setdefault(len(asked.images), []).append(i)
+            n = len(asked.images)
+            lengths.setdefault(round_up(n) if method.predictor.looks_back else n, []).append(i)
         answers: dict[int, Answered] = {}
         stacked = Shard(*(part.to(self.device) for part in stack_shards(shards)))
         for length, some in lengths.items():
 
-            def work(part: Sequence[int]) -> list[Answered]:
-                return self._answer(method, deployed, stacked, [questions[i] for i in part])
+            def work(part: Sequence[int], length: int = length) -> list[Answered]:
+                return self._answer(method, deployed, stacked, [questions[i] for i in part], length)
 
             kind = ("answer", method, length, stacked.images.shape[1:])
             done = self._in_chunks(kind, some, work, work)
             answers |= dict(zip(some, (each for part, kept in done for each in part[:kept]), strict=True))
         return [answers[i] for i in range(len(questions))]
 
-    def _answer(self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question]) -> list[Answered]:
+    def _answer(
+        self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
+    ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
-        pixels = torch.stack([torch.from_numpy(asked.images) for asked in questions]).to(self.device)
+        pixels = torch.stack([_fill_up(asked.images, length) for asked in questions]).to(self.device)
         views = _StackedViews(self, method, pixels, [asked.path for asked in questions])
 
         def start(mine: Tree, shard: Shard) -> Tree:
@@ -163,12 +167,15 @@ class Stack:
             began = time.perf_counter()
             rows = torch.arange(len(questions), device=self.device)
             logits, info = torch.vmap(one)(mine, state, scale(pixels), rows)
-            classes, finite = logits.argmax(-1).cpu().numpy(), logits.isfinite().flatten(1).all(1).tolist()
-        seconds = (time.perf_counter() - began) / len(questions)
+            classes = logits.argmax(-1).cpu().numpy()  # waits for the device
+        seconds = (time.perf_counter() - began) / sum(len(asked.images) for asked in questions)
+        sizes = torch.tensor([len(asked.images) for asked in questions], device=self.device)
+        beyond = torch.arange(length, device=self.device) >= sizes[:, None]
+        finite = (logits.isfinite().all(-1) | beyond).all(1).tolist()
         columns = {name: value.cpu().numpy() for name, value in info.items()}
         return [
-            Answered(classes[i], finite[i], {name: column[i] for name, column in columns.items()}, seconds)
-            for i in range(len(questions))
+            Answered(classes[i, :n], finite[i], {name: column[i, :n] for name, column in columns.items()}, n * seconds)
+            for i, n in enumerate(sizes.tolist())
         ]
 
     def tune_samples(
@@ -188,7 +195,7 @@ class Stack:
             views.draw(row[client], position, tuner.seen)
             return tuner(mine, client, parts)
 
-        done = self._in_chunks(("tune", fn, views.shape), samples, work, work)
+        done = self._in_chunks(("tune", fn, views.shape), samples, work, work, round_up(len(samples)))
         answers: Tensor = torch.cat([part[:kept] for part, kept in done]).unflatten(0, (streams, n))[:, :, 0]
         return answers
 
@@ -210,19 +217,26 @@ class Stack:
     # memory
 
     def _in_chunks(
-        self, kind: Hashable, items: Sequence[Any], work: Callable[[Any], T], probe: Callable[[Any], object]
+        self,
+        kind: Hashable,
+        items: Sequence[Any],
+        work: Callable[[Any], T],
+        probe: Callable[[Any], object],
+        count: int | None = None,
     ) -> list[tuple[T, int]]:
         """`work` on as many items at a time as fit, and of how many its result is to be kept.
 
         Chunks are equally long, the last one filled up with its last item: another length would be another program.
+        With a `count`, chunks are those of so many items, so that not every number of items makes a program.
         """
         if kind not in self._fitting:
             self._fitting[kind] = self._measure(items, probe)
         done: list[tuple[T, int]] = []
         at = 0
         while at < len(items):
-            size = min(self._fitting[kind], self._most, len(items))
-            size = -(-len(items) // -(-len(items) // size))
+            all_ = count or len(items)
+            size = min(self._fitting[kind], self._most, all_)
+            size = -(-all_ // -(-all_ // size))
             part = list(items[at : at + size])
             kept = len(part)
             try:
@@ -250,6 +264,18 @@ class Stack:
         self._shards.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def round_up(n: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few different lengths, and none a half longer than it must be."""
+    power = 1 << max(0, n - 1).bit_length()
+    return 3 * power // 4 if power >= 4 and n <= 3 * power // 4 else power
+
+
+def _fill_up(images: np.ndarray, length: int) -> Tensor:
+    """images [n, h, w, c], and the last one again up to a length."""
+    pixels = torch.from_numpy(images)
+    return torch.cat([pixels, pixels[-1:].expand(length - len(pixels), *pixels.shape[1:])])
 
 
 class _Notes:

@@ -114,6 +114,11 @@ class Predictor:
         return join(answers), state
 
     @property
+    def looks_back(self) -> bool:
+        """Whether an answer depends on the samples before it alone. No for those who answer in batches."""
+        return True
+
+    @property
     def augments(self) -> tuple[int, int]:
         """How many steps of how many augmented views it wants of every sample."""
         return 0, 0

@@ -138,6 +138,10 @@ class HeadEnsemble(Predictor):
         return torch.cat([find_weight(g, p, d, self.search, self.weighting, together=True) for g, p, d in parts])
 
     @property
+    def looks_back(self) -> bool:
+        return self.batch == 1
+
+    @property
     def augments(self) -> tuple[int, int]:
         return (0, 0) if self.then is None else self.then.augments
 
