@@ -65,7 +65,7 @@ def questions(samples=4, seed=0):
     asked = []
     for test in ("original", "ooc"):
         for k, stream in enumerate(federation(seed).tests[test]):
-            some = stream.take(np.arange(min(len(stream), samples if k else samples + 1)))  # of several lengths
+            some = stream.take(np.arange(min(len(stream), samples + k)))  # of several lengths
             asked.append(Question(k, federation(seed).images(some), (seed, test, k)))
     return asked
 
