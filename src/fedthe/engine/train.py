@@ -14,6 +14,7 @@ from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
 from .loop import Loop
+from .memory import trim_heap
 from .visit import Diverged, Engine, Progress, Row, Run, Training, Visit, Visited
 
 
@@ -100,6 +101,8 @@ def train_together(
             results[r] = result
             if isinstance(result, Progress):
                 after_round(r, result)
+        if engine.device.type == "cpu":
+            trim_heap()
 
 
 def train(
