@@ -19,6 +19,7 @@ from fedthe.engine.outside import run_outside
 from fedthe.engine.pick import pick_engine
 from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack
+from fedthe.engine.stacked_answers import round_up
 from fedthe.engine.stacked_fit import cut_batches_plainly, draw_cuts
 from fedthe.engine.train import deploy_some, start, train_round, train_together
 from fedthe.engine.visit import Diverged, Question, Run, Training
@@ -255,11 +256,11 @@ def test_a_predictor_of_ones_own_is_walked_in_order():
 
 
 def test_lengths_are_few_and_not_much_longer():
-    lengths = [stack.round_up(n) for n in range(1, 1025)]
+    lengths = [round_up(n) for n in range(1, 1025)]
     assert lengths[:13] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
     assert all(n <= length < 1.5 * n for n, length in enumerate(lengths, 1))
     assert len(set(lengths)) < 22
-    filled = {stack.round_up(len(question.images)) - len(question.images) for question in questions()}
+    filled = {round_up(len(question.images)) - len(question.images) for question in questions()}
     assert len(filled) > 1  # the tests above have streams that are filled up
 
 

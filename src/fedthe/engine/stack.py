@@ -18,17 +18,15 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
-from ..data.augment import augmix_rows
-from ..methods.base import Answers, Method, OneSample, SideBySide, Step
+from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard, scale
 from .clients import split
 from .memory import OUT_OF_MEMORY, free_bytes, is_out_of_memory, measure_bytes
-from .outside import run_outside
-from .program import Programs, Replay
+from .program import Programs
 from .shards import stack_shards
+from .stacked_answers import RowViews, StackedViews, Workshop, round_up
 from .stacked_fit import Program, StackedFit, lift_convolutions
-from .stacked_ops import empty_rows
 from .visit import Answered, Question, Row, Visit, Visited
 
 MOST = 1024  # rows at a time: more fill no GPU better
@@ -48,8 +46,7 @@ class Stack:
         self.device, self.dtype, self._most = torch.device(device), dtype, rows
         self.together = 1024  # runs and clients: memory decides
         self._programs: Programs[Program] = Programs(self.device)
-        self._tuners: Programs[Tuner] = Programs(self.device, most=4)
-        self._walkers: Programs[Walker] = Programs(self.device, most=4)
+        self._workshop = Workshop(self.device, dtype, self._tune_in_chunks)
         self._shards: dict[tuple[tuple[int, int], ...], tuple[Any, Shard]] = {}
         self._fitting: dict[Hashable, int] = {}  # how many rows of a kind of work fit
 
@@ -59,7 +56,7 @@ class Stack:
         def work(part: Sequence[Row], steps: int | None = None) -> Visited:
             return self._visit(visit, part, steps)
 
-        longest = max(visit.runs[row.run].sizes[row.client] for row in rows)
+        longest = max(size for run in visit.runs for size in run.sizes)  # of all: those of a round may be any
         kind = ("visit", visit.method, visit.settings, visit.trains, longest)
         return _join(self._in_chunks(kind, rows, work, lambda part: work(part, 1)))
 
@@ -150,13 +147,13 @@ class Stack:
     ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
         pixels = torch.stack([_fill_up(asked.images, length) for asked in questions]).to(self.device)
-        views = _StackedViews(self, method, pixels, [asked.path for asked in questions])
+        views = StackedViews(self._workshop, method, pixels, [asked.path for asked in questions])
 
         def start(mine: Tree, shard: Shard) -> Tree:
             return method.predictor.start(method, mine, shard)
 
         def one(mine: Tree, state: Tree, x: Tensor, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            answers, _ = method.predictor.stream(method, mine, state, x, _RowViews(views, row))
+            answers, _ = method.predictor.stream(method, mine, state, x, RowViews(views, row))
             return answers.logits, answers.info
 
         mine = tree.take(deployed, of)
@@ -177,42 +174,6 @@ class Stack:
             Answered(classes[i, :n], finite[i], {name: column[i, :n] for name, column in columns.items()}, n * seconds)
             for i, n in enumerate(sizes.tolist())
         ]
-
-    def tune_samples(
-        self, fn: OneSample, mine: Tree, views: _StackedViews, row: Tensor, columns: Sequence[Tensor]
-    ) -> Tensor:
-        """`fn` of every sample of every stream; mine [streams, ...], columns [streams, n, ...] -> [streams, n, ...]"""
-        streams, n = columns[0].shape[:2]
-        samples = range(streams * n)
-
-        def work(part: Sequence[int]) -> Tensor:
-            which = torch.tensor(list(part), device=self.device)
-            client, position = which // n, which % n
-            parts = [column[client, position][:, None] for column in columns]
-            seen = (len(part), *views.shape)
-            key = (fn, seen, *(each.shape for each in parts))
-            tuner = self._tuners.get(key, lambda: Tuner(fn, mine, seen, parts, self.dtype, self._tuners))
-            views.draw(row[client], position, tuner.seen)
-            return tuner(mine, client, parts)
-
-        done = self._in_chunks(("tune", fn, views.shape), samples, work, work, round_up(len(samples)))
-        answers: Tensor = torch.cat([part[:kept] for part, kept in done]).unflatten(0, (streams, n))[:, :, 0]
-        return answers
-
-    def walk_streams(
-        self, step: Step, mine: Tree, state: Tree, x: Tensor, views: _StackedViews, row: Tensor
-    ) -> tuple[Answers, Tree]:
-        """All streams side by side, sample after sample; x [streams, n, c, h, w] -> answers [streams, n, ...]"""
-        seen = (len(row), *views.shape) if step.predictor.augments[0] else None
-        key = (step, seen, x.shape[:1] + x.shape[2:], *(_shapes(part) for part in (mine, state)))
-        walker = self._walkers.get(key, lambda: Walker(step, mine, state, x, seen, self._walkers))
-        walker.load(mine, state)
-        answers = []
-        for i in range(x.shape[1]):
-            if walker.seen is not None:
-                views.draw(row, torch.full_like(row, i), walker.seen)
-            answers.append(walker(x[:, i : i + 1]))
-        return _join_answers(answers), tree.map_leaves(torch.clone, walker.state)
 
     # memory
 
@@ -250,6 +211,11 @@ class Stack:
             self.release()
         return done
 
+    def _tune_in_chunks(
+        self, kind: Hashable, items: Sequence[int], work: Callable[[Sequence[int]], Tensor], count: int
+    ) -> list[tuple[Tensor, int]]:
+        return self._in_chunks(kind, items, work, work, count)
+
     def _measure(self, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
         """How many items fit into memory, by what one of them takes."""
         one = measure_bytes(lambda: probe(items[:1]), self.device)
@@ -259,17 +225,10 @@ class Stack:
     def release(self) -> None:
         """Give back all memory that is only kept for speed."""
         self._programs.clear()
-        self._tuners.clear()
-        self._walkers.clear()
+        self._workshop.clear()
         self._shards.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def round_up(n: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few different lengths, and none a half longer than it must be."""
-    power = 1 << max(0, n - 1).bit_length()
-    return 3 * power // 4 if power >= 4 and n <= 3 * power // 4 else power
 
 
 def _fill_up(images: np.ndarray, length: int) -> Tensor:
@@ -283,163 +242,6 @@ class _Notes:
 
     links: dict[str, str]
     names: tuple[str, ...]
-
-
-class _StackedViews:
-    """Augmented views of the samples of several streams, each drawn by its own key."""
-
-    def __init__(self, engine: Stack, method: Method, pixels: Tensor, paths: Sequence[tuple[int | str, ...]]) -> None:
-        self.engine, self._pixels = engine, pixels
-        keys = [rng.key(*path, "views", "augmix") for path in paths]
-        self._keys = torch.tensor(keys, device=pixels.device)
-        h, w, c = pixels.shape[2:]
-        self.shape = (*method.predictor.augments, h, w, c)
-
-    def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
-        """Into out [m, steps, views, h, w, c]; row and position: int64 [m]."""
-        steps, count = self.shape[:2]
-        seen = augmix_rows(self._pixels[row, position], self._keys[row], position, steps * count)
-        out.copy_(seen.movedim(2, -1).unflatten(1, (steps, count)))
-
-    def draw_rows(self, row: Tensor, positions: Tensor) -> tuple[Tensor]:
-        """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
-        out = torch.empty((positions.numel(), *self.shape), device=row.device)
-        self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
-        return (out.unflatten(0, positions.shape).movedim(-1, -3),)
-
-
-class _RowViews(SideBySide):
-    """The views of one stream, seen from inside vmap."""
-
-    def __init__(self, views: _StackedViews, row: Tensor) -> None:
-        self._views, self._row = views, row
-
-    def __call__(self, positions: Tensor) -> Tensor:
-        return run_outside(self._views.draw_rows, self._row, positions.to(self._row.device))[0]
-
-    def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor:
-        flat, views = tree.flatten(mine), self._views
-
-        def work(row: Tensor, *rest: Tensor) -> tuple[Tensor]:
-            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
-            return (views.engine.tune_samples(fn, held, views, row, rest[len(flat) :]),)
-
-        return run_outside(work, self._row, *flat.values(), *columns)[0]
-
-    def walk(self, step: Step, mine: Tree, state: Tree, x: Tensor) -> tuple[Answers, Tree]:
-        flat, begun, views = tree.flatten(mine), tree.flatten(state), self._views
-        info: list[str] = []
-
-        def work(row: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
-            first = tree.unflatten(dict(zip(begun, rest[len(flat) :], strict=True)))
-            answers, last = views.engine.walk_streams(step, held, first, x, views, row)
-            info[:] = answers.info
-            return answers.logits, *answers.info.values(), *tree.flatten(last).values()
-
-        logits, *rest = run_outside(work, self._row, x, *flat.values(), *begun.values())
-        columns, last = dict(zip(info, rest, strict=False)), dict(zip(begun, rest[len(info) :], strict=True))
-        return Answers(logits, columns), tree.unflatten(last)
-
-
-class Tuner:
-    """`fn` of a fixed number of samples, each with a copy of its client's state: a program on buffers that stay."""
-
-    def __init__(
-        self,
-        fn: OneSample,
-        mine: Tree,
-        seen: tuple[int, ...],
-        columns: Sequence[Tensor],
-        dtype: torch.dtype,
-        programs: Programs[Tuner],
-    ) -> None:
-        self._fn, self._dtype = fn, dtype
-        device, samples = columns[0].device, seen[0]
-        self._mine = tree.map_leaves(lambda leaf: empty_rows((samples, *leaf.shape[1:]), leaf).zero_(), mine)
-        self.seen = torch.zeros(seen, device=device)
-        self._columns = [torch.zeros_like(column, memory_format=torch.contiguous_format) for column in columns]
-        self._answers: Tensor | None = None
-        self._replay = Replay(self._work, device, programs.pool)
-        self._replay.prepare()
-
-    def __call__(self, mine: Tree, client: Tensor, columns: Sequence[Tensor]) -> Tensor:
-        """mine [clients, ...], client int64 [samples]; `seen` holds the views."""
-        tree.map_leaves(lambda buffer, leaf: _copy_rows(buffer, leaf, client), self._mine, mine)
-        for buffer, column in zip(self._columns, columns, strict=True):
-            buffer.copy_(column)
-        self._replay()
-        assert self._answers is not None
-        return self._answers.clone()
-
-    def _work(self) -> None:
-        with torch.no_grad(), lift_convolutions(self._dtype):
-            answers = torch.vmap(self._fn)(self._mine, self.seen.movedim(-1, -3), *self._columns)
-        if self._answers is None:
-            self._answers = torch.empty_like(answers)
-        self._answers.copy_(answers)
-
-
-class Walker:
-    """One step of a predictor on every stream: a program that changes the streams' state in place."""
-
-    def __init__(
-        self,
-        step: Step,
-        mine: Tree,
-        state: Tree,
-        x: Tensor,
-        seen: tuple[int, ...] | None,
-        programs: Programs[Walker],
-    ) -> None:
-        self._step = step
-        self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)
-        self.state = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), state)
-        self._x = torch.zeros_like(x[:, :1])
-        self.seen = None if seen is None else torch.zeros(seen, device=x.device)
-        self._answers: dict[str, Tensor] = {}
-        self.load(mine, state)
-        self._replay = Replay(self._work, x.device, programs.pool)
-        self._replay.prepare()
-
-    def load(self, mine: Tree, state: Tree) -> None:
-        for buffers, values in ((self._mine, mine), (self.state, state)):
-            tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), buffers, values)
-
-    def __call__(self, x: Tensor) -> Answers:
-        self._x.copy_(x)
-        self._replay()
-        logits, *rest = (answer.clone() for answer in self._answers.values())
-        return Answers(logits, dict(zip(list(self._answers)[1:], rest, strict=True)))
-
-    def _work(self) -> None:
-        def one(mine: Tree, state: Tree, x: Tensor, *seen: Tensor) -> tuple[dict[str, Tensor], Tree]:
-            answers, after = self._step(mine, state, x, *seen)
-            return {"": answers.logits, **answers.info}, after
-
-        views = () if self.seen is None else (self.seen.movedim(-1, -3),)
-        with torch.no_grad(), lift_convolutions(torch.float32):
-            answers, after = torch.vmap(one)(self._mine, self.state, self._x, *views)
-        for name, answer in answers.items():
-            self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)
-        # the answers first, and a copy: both may be views of the state before
-        tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, tree.map_leaves(torch.clone, after))
-
-
-def _join_answers(answers: Sequence[Answers]) -> Answers:
-    """Of one sample each [streams, 1, ...] -> of all of them [streams, n, ...]."""
-    info = {name: torch.cat([each.info[name] for each in answers], 1) for name in answers[0].info}
-    return Answers(torch.cat([each.logits for each in answers], 1), info)
-
-
-def _shapes(part: Tree) -> Hashable:
-    return tuple((name, leaf.shape) for name, leaf in tree.flatten(part).items())
-
-
-def _copy_rows(buffer: Tensor, leaf: Tensor, rows: Tensor) -> None:
-    if leaf.ndim == 5:  # in the order of memory of `empty_rows`
-        buffer, leaf = buffer.permute(0, 1, 3, 4, 2), leaf.permute(0, 1, 3, 4, 2).contiguous()
-    torch.index_select(leaf, 0, rows, out=buffer)
 
 
 def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
