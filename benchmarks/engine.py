@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="ROW", help="a row's name; may come again")
     parser.add_argument("--out", type=Path, help="default: engine-cpu.json or engine-GPU.json beside this file")
     given = parser.parse_args()
+    if (given.quick or given.only) and not given.out:
+        parser.error("a part of the numbers needs --out: the file beside this script holds all of them")
     try:
         with listening(report):
             measured = bench.measure(given.engine, given.device, quick=given.quick, only=given.only)

@@ -151,7 +151,7 @@ def test_a_first_state_with_other_leaves_is_told_apart_but_not_stacked():
     clients = Clients.start({}, 3).put([1], {"a": torch.ones(1, 2)}, {}, {}, 0)
     assert clients[0] == {}
     assert torch.equal(clients.take([1])["a"], torch.ones(1, 2))
-    with pytest.raises(InputError, match="never took part cannot be stacked"):
+    with pytest.raises(InputError, match="`init` must give clients the leaves"):
         clients.take([0, 1])
 
 

@@ -9,7 +9,7 @@ import torch
 
 import fedthe
 from conftest import make_pool
-from fedthe import rng, tree
+from fedthe import records, rng, tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.engine import stack
@@ -27,9 +27,11 @@ from fedthe.errors import InputError
 from fedthe.methods import METHODS, STUDIES
 from fedthe.methods.base import Answers, Method, Predictor
 from fedthe.methods.ditto import Ditto
-from fedthe.methods.fedthe import TwoHeads
+from fedthe.methods.fedthe import HeadEnsemble, TwoHeads
+from fedthe.methods.memo import Memo
 from fedthe.methods.per_fedavg import PerFedAvg
 from fedthe.nets import CCT4, CNN, ResNet20GN
+from fedthe.types import Shard
 
 NET = CNN(3, size=16)
 ALL = METHODS | STUDIES
@@ -115,7 +117,7 @@ def test_every_network_and_optimizer_trains_as_in_the_loop(net, optimizer):
     """Clients of unequal size: those that run out of batches keep their weights, momentum and count of steps."""
     sizes = run_of().sizes
     assert -(-max(sizes) // 16) > -(-min(sizes) // 16)
-    settings = replace(SETTINGS, rounds=1, local_epochs=1, optimizer=optimizer)
+    settings = replace(SETTINGS, rounds=1, optimizer=optimizer)  # two epochs: who ran out of batches goes on
     (a,), (b,) = (trained(TwoHeads, name, settings, net=net) for name in ("loop", "stack"))
     if optimizer.name == "sgd":
         assert difference(a.shared, b.shared) < 2e-5
@@ -290,8 +292,9 @@ def test_engines_are_picked_by_name_and_device():
     for how, says in (
         ({"device": "gpu"}, "device must be auto, cpu, cuda"),
         ({"device": "meta"}, "device must be auto, cpu, cuda"),
-        ({"device": f"cuda:{torch.cuda.device_count()}"}, "use device=cpu"),
-        ({"device": "cpu", "precision": "bfloat16"}, "use float32"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "use the CPU"),
+        ({"device": "cpu", "precision": "bfloat16"}, "is for engine=stack"),
+        ({"kind": "stack", "device": "cpu", "precision": "bfloat16"}, "cpu does not compute in bfloat16"),
     ):
         with pytest.raises(InputError, match=says):
             pick_engine(**how)
@@ -337,3 +340,137 @@ def test_every_method_on_a_card_is_within_rounding_of_the_loop_on_the_cpu(name, 
     pairs = [(np.stack([a.classes, b.classes])) for a, b in zip(*answers, strict=True)]
     agreed = np.concatenate([a == b for a, b in pairs]).mean()
     assert agreed >= (0.98 if dtype == torch.float32 else 0.8)
+
+
+@dataclass(frozen=True)
+class Choosy(Method):
+    """Trains on every other row of its own, and then on its validation rows."""
+
+    def local(self, fit, shared, mine, shard):
+        even = torch.arange(len(shard.real)) % 2 == 0
+        half = fit(self.loss, shared, shard._replace(real=shard.real & even))
+        rows = shard.val_images, shard.val_labels, shard.val_real
+        return fit(self.loss, half, Shard(*rows, shard.counts, *rows))
+
+
+@dataclass(frozen=True)
+class Remembering(Method):
+    """Keeps what it received before; `frozen` is one tensor in all rounds, so it is own for some and not for others."""
+
+    def init(self, params):
+        shared = params | {"frozen": torch.arange(3.0)}
+        return shared, {"before": torch.zeros(3), "now": torch.ones(3)}
+
+    def personalize(self, fit, shared, mine, shard):
+        return {"before": mine["now"], "now": shared["frozen"]}
+
+    def local(self, fit, shared, mine, shard):
+        return fit(self.loss, {name: shared[name] for name in ("body", "head")}, shard) | {"frozen": shared["frozen"]}
+
+    def aggregate(self, shared, uploads, weights):
+        return super().aggregate(shared, uploads, weights) | {"frozen": shared["frozen"]}
+
+
+@lru_cache
+def many(seed=0):
+    """Seven clients, one of them with a single row."""
+    settings = Settings(clients=7, dirichlet=0.5, seed=seed, partition="unbalanced")
+    shards = list(Shards(build(Dataset(make_pool(np.arange(240) % 3, size=16)), settings)))
+    one = shards[3]
+    counts = torch.bincount(one.labels[:1], minlength=3).float()
+    shards[3] = one._replace(images=one.images[:1], labels=one.labels[:1], real=one.real[:1], counts=counts)
+    return Run(seed, shards)
+
+
+def train_many(method, settings, engine, seeds=(0,)):
+    begun = [start(method, 7, seed) for seed in seeds]
+    return train_together(method, [many(seed) for seed in seeds], settings, begun, engine)
+
+
+@pytest.mark.parametrize("make", [Choosy, Remembering])
+def test_odd_methods_train_as_in_the_loop(make):
+    for settings in (SETTINGS, replace(SETTINGS, rounds=4, participation=0.5, local_epochs=1)):
+        (a,), (b,) = (train_many(make(NET), settings, engine) for engine in (Loop(), Stack()))
+        assert difference(a.shared, b.shared) < 1e-5
+        assert max(difference(x, y) for x, y in zip(a.mine, b.mine, strict=True)) < 1e-5
+
+
+def test_bits_do_not_depend_on_the_rows_at_a_time_with_more_clients_and_one_of_a_single_row():
+    whole = train_many(TwoHeads(NET), SETTINGS, Stack(), (0, 1))
+    for rows in (1, 2, 3):
+        parts = train_many(TwoHeads(NET), SETTINGS, Stack(rows=rows), (0, 1))
+        for a, b in zip(whole, parts, strict=True):
+            assert same(a.shared, b.shared)
+            assert all(same(x, y) for x, y in zip(a.mine, b.mine, strict=True))
+
+
+@pytest.mark.parametrize(
+    "more", [{"local_epochs": 0}, {"personal_epochs": 0}, {"flip": False, "crop": 0}, {"batch": 999}]
+)
+def test_settings_at_their_ends(more):
+    settings = replace(SETTINGS, **more)
+    (a,), (b,) = (train_many(TwoHeads(NET), settings, engine) for engine in (Loop(), Stack()))
+    assert difference(a.shared, b.shared) < 1e-5
+    assert a.losses == pytest.approx(b.losses, abs=1e-5)
+    assert a.mine.layout.links == b.mine.layout.links  # what was received is not kept as own
+
+
+@dataclass(frozen=True)
+class Seeing(Predictor):
+    """Answers by the mean colour of its views."""
+
+    forgets = True
+
+    def step(self, method, mine, state, x, views):
+        return Answers(views.mean((0, 1, 3, 4))[None] + 0 * method.logits(mine, x)), state
+
+    @property
+    def augments(self):
+        return 2, 3
+
+
+@pytest.mark.parametrize("predictor", [Counting(), Seeing(), HeadEnsemble(batch=4), HeadEnsemble(then=Memo(2, 1))])
+def test_predictors_answer_as_in_the_loop_in_any_chunks(predictor):
+    method, run = TwoHeads(NET, predictor), run_of()
+    deployed = deploy_some(method, run, SETTINGS, start(method, CLIENTS, 0), Loop(), range(CLIENTS))
+    answers = [
+        engine.answer(method, deployed, list(run.shards), questions(9))
+        for engine in (Loop(), Stack(), Stack(rows=2), Stack(rows=1))
+    ]
+    for alone, *others in zip(*answers, strict=True):
+        for other in others:
+            assert np.array_equal(alone.classes, other.classes)
+            assert alone.info.keys() == other.info.keys()
+            assert all(np.allclose(alone.info[name], other.info[name], atol=1e-5) for name in alone.info)
+    said = [np.concatenate([each.classes, *each.info.values()]) for each in answers[0]]
+    assert len({tuple(each[:4]) for each in said} | {tuple(each[-4:]) for each in said}) > 2  # streams are told apart
+
+
+@pytest.mark.parametrize("name", ["fedrep", "fedthe", "ditto"])
+@pytest.mark.parametrize("engine", [Loop(), Stack()])
+def test_a_checkpoint_after_every_round_changes_no_bit(name, engine, tmp_path):
+    method, settings = METHODS[name](NET).trains_as(), replace(SETTINGS, rounds=3)
+    begun = start(method, CLIENTS, 0)
+    (whole,) = train_together(method, [run_of()], settings, [begun], engine)
+    reached = begun
+    for _ in range(3):
+        (reached,) = train_round(method, [run_of()], settings, [reached], engine)
+        records.save_progress(tmp_path / "a.safetensors", reached)
+        reached = records.load_progress(tmp_path / "a.safetensors")
+    assert list(tree.flatten(reached.shared)) == list(tree.flatten(whole.shared))
+    assert same(reached.shared, whole.shared)
+    assert reached.losses == whole.losses
+    assert all(same(x, y) for x, y in zip(reached.mine, whole.mine, strict=True))
+
+
+def test_a_refused_device_leaves_a_finished_run_as_it_was(tmp_path):
+    labels = np.arange(90) % 3
+    images = np.random.default_rng(0).integers(0, 255, (90, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "tiny.npz", images=images, labels=labels)
+    small = {"clients": 2, "dirichlet": 1.0, "rounds": 1, "local_epochs": 1, "samples": 1, "methods": ["fedavg"]}
+    where = {"dataset": f"npz:{tmp_path / 'tiny.npz'}", "out": str(tmp_path / "run")}
+    fedthe.run(**where, **small, device="cpu")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="device must be"):
+        fedthe.run(**where, **small, device="tpu")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before

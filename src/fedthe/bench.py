@@ -673,9 +673,13 @@ def from_dict(value: Any) -> Bench:
     try:
         known = {each.name: value[each.name] for each in fields(Bench)}
         known |= {"machine": Machine(**value["machine"]), "ceilings": Ceilings(**value["ceilings"])}
-        return Bench(**known | {"rows": tuple(Line(**line) for line in value["rows"])})
-    except (KeyError, TypeError) as error:
-        raise InputError(f"the baseline is not whole ({error}); measure it again.") from None
+        read = Bench(**known | {"rows": tuple(Line(**line) for line in value["rows"])})
+    except (KeyError, TypeError):
+        raise InputError("the baseline is not whole; measure it again.") from None
+    for line in read.rows:
+        if line.value is not None and not (isinstance(line.value, int | float) and 0 < line.value < float("inf")):
+            raise InputError(f"the baseline says {line.value!r} of {line.name!r}; measure it again.")
+    return read
 
 
 def remembered(machine: Machine) -> Path:

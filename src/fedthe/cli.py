@@ -168,13 +168,14 @@ def bench(
     Each number stands beside its floor: the arithmetic it takes, or the bytes it moves, at the machine's best.
     """
     from . import bench as lab
-    from .store import make_folder, write_json
+    from .store import home, make_folder, write_json
 
     before = lab.read_bench(baseline) if baseline else None
-    if save:  # what cannot be written is refused before the long part
-        make_folder(save.parent)
-        if save.is_dir():
-            raise InputError(f"{save} is a folder; name a file to save the result in.")
+    for path in (save, home() / "bench.json" if remember else None):
+        if path:  # what cannot be written is refused before the long part
+            make_folder(path.parent)
+        if path and path.is_dir():
+            raise InputError(f"{path} is a folder; name a file to save the result in.")
     with _bars():
         now = lab.measure(engine, device, quick=quick)  # type: ignore[arg-type]
     kept, notes = lab.remembered(now.machine), []

@@ -41,6 +41,8 @@ class Config:
     partition: Literal["balanced", "unbalanced"] = "balanced"
     severity: int = 5
     frost: str | None = None
+    train_fraction: float = 1.0  # of each client's training rows
+    test_fraction: float = 1.0  # of its test rows
     tests: tuple[str, ...] | None = None  # some of the test distributions; all
     samples: int | None = None  # at most so many of each client's stream; all
     # the network
@@ -93,7 +95,8 @@ class Config:
         return Training(**{name: getattr(self, name) for name in names}, optimizer=optimizer)
 
     def settings(self, seed: int) -> Settings:
-        return Settings(self.clients, self.dirichlet, seed, self.partition, self.severity, self.frost)
+        fractions = self.train_fraction, self.test_fraction
+        return Settings(self.clients, self.dirichlet, seed, self.partition, self.severity, self.frost, *fractions)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -116,6 +116,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     """Run an experiment, or go on with it. `fedthe.run(methods=["fedthe"], rounds=10)` or `fedthe.run(config)`."""
     config = make_config((config.as_dict() if config else {}) | settings)
     began, folder = time.perf_counter(), config.folder
+    engine = pick_engine(config.engine, config.device, config.precision)
     make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
@@ -126,7 +127,6 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     store.write_json(folder / "config.json", config.as_dict())
     store.write_json(folder / "environment.json", records.describe_environment())
 
-    engine = pick_engine(config.engine, config.device, config.precision)
     works = []
     for federation in federations:
         seed = federation.settings.seed
@@ -261,7 +261,7 @@ class _Checkpoint:
     @property
     def seconds(self) -> float:
         """Spent on it so far."""
-        return float((records.read_json(self.facts) or {}).get("seconds", 0.0))
+        return float((records.read_json(self.facts) or {}).get("seconds") or 0.0)
 
     def save(self, reached: Progress, seconds: float) -> None:
         records.save_progress(self.path, reached)
@@ -324,6 +324,10 @@ class _Work:
     def begin(self, method: Method, checkpoint: _Checkpoint) -> Progress:
         found = records.load_progress(checkpoint.path, self.engine.device)
         clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
+        if found and len(found.mine) != clients:
+            raise InputError(
+                f"{checkpoint.path} has {len(found.mine)} clients, not {clients}; delete it to train again."
+            )
         return found or start(method, clients, self.run.seed, self.engine.device, file)
 
     def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
@@ -334,8 +338,8 @@ class _Work:
         path = self.folder / "answers" / f"{name}-{seed}-{key}.json"
         samples_path = self.folder / "samples" / f"{path.stem}.npz"
         done = records.read_json(path)
-        if done is not None and samples_path.exists():
-            return dict(done)
+        if isinstance(done, dict) and {"method", "rows", "costs"} <= done.keys() and samples_path.exists():
+            return done
         clients, peak = range(len(self.run.shards)), 0.0
         answered: dict[tuple[str, int], tuple[Row, dict[str, np.ndarray]]] = {}
         for some in _split(clients, self.engine.together):

@@ -50,7 +50,8 @@ def save_progress(path: Path, progress: Progress) -> None:
             kept[name] = leaf.detach().cpu().contiguous().clone()  # a view of a larger tensor would be refused
         else:
             links[name] = first  # a tensor that several names share is kept once
-    facts = {"round": progress.round, "losses": list(progress.losses), "clients": clients}
+    shared = list(tree.flatten(progress.shared))
+    facts = {"round": progress.round, "losses": list(progress.losses), "clients": clients, "shared": shared}
     with store.whole_file(path) as part:
         save_file(kept, part, metadata={"fedthe": json.dumps(facts), LINK: json.dumps(links)})
     progress.mine.forget_others()
@@ -65,16 +66,17 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            kept = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118  it is not a dict
+            # copies: how a tensor lies in the file would decide about the last bits of products
+            kept = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118  no dict
         facts, links = json.loads(metadata["fedthe"]), json.loads(metadata[LINK])
         named = kept | {name: kept[first] for name, first in links.items()}
-        shared = {name.removeprefix("shared."): leaf for name, leaf in named.items() if name.startswith("shared.")}
+        shared = {name: named[f"shared.{name}"] for name in facts["shared"]}  # in their order
         own = {name.removeprefix("clients."): leaf for name, leaf in named.items() if name.startswith("clients.")}
         mine = Clients.restore(own, facts["clients"], clients_file(path))
         return Progress(facts["round"], tree.unflatten(shared), mine, tuple(facts["losses"]))
     except InputError:
         raise  # says it already
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
 
 

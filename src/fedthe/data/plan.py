@@ -35,6 +35,8 @@ class Settings:
     partition: Partition = "balanced"
     severity: int = 5
     frost: str | None = None  # a folder with the original frost photographs; None: textures made by code
+    train_fraction: float = 1.0  # of each client's training rows; the rest is not used
+    test_fraction: float = 1.0  # of its test rows, and so of what is drawn from them
 
     def __post_init__(self) -> None:
         for name in ("clients", "seed", "severity"):
@@ -48,6 +50,10 @@ class Settings:
             raise InputError(f"severity must be 1, 2, 3, 4 or 5, not {self.severity}.")
         if self.partition not in ("balanced", "unbalanced"):
             raise InputError(f"partition must be balanced or unbalanced, not {self.partition!r}.")
+        for name in ("train_fraction", "test_fraction"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+            if not 0 < getattr(self, name) <= 1:
+                raise InputError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
             raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
 
@@ -153,7 +159,7 @@ class Federation:
         """Counts, and a SHA-256 of every list of rows: equal on every machine for the same labels and settings."""
         return {
             "format": 1,
-            "settings": self.settings.__dict__ | {"frost": self.frost_digest},  # its path says nothing elsewhere
+            "settings": _describe_settings(self.settings) | {"frost": self.frost_digest},
             "pool": _describe_pool(self.pool),
             "natural": {name: _describe_pool(shift) for name, shift in self.dataset.natural.items()},
             "corruptions": _describe_rows(self.test_rows, self.corruptions),
@@ -193,7 +199,10 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
     """Deal the pool to clients and lay out every test distribution. No row is in two splits."""
     s = settings
     pool, natural = dataset.pool, dataset.natural
-    splits = partition(pool.labels, s.clients, s.dirichlet, s.seed, s.partition)
+    splits = [
+        Split(_some(split.train, s.train_fraction), split.val, _some(split.test, s.test_fraction))
+        for split in partition(pool.labels, s.clients, s.dirichlet, s.seed, s.partition)
+    ]
     counts = count_classes(pool, splits)
     ooc = shifts.draw_out_of_client(splits, s.seed)
 
@@ -212,15 +221,27 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
     ]
     tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
     frozen = {name: tuple(streams) for name, streams in tests.items()}
-    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, splits, frozen)))
+    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, s, splits, frozen)))
+
+
+def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
+    """The first rows, which are in random order, and at least one."""
+    return rows[: max(1, round(fraction * len(rows)))]
 
 
 def count_classes(pool: Pool, splits: tuple[Split, ...] | list[Split]) -> np.ndarray:
     return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
 
 
+def _describe_settings(settings: Settings) -> dict[str, Any]:
+    """For the manifest: a fraction of 1 is not named, as in manifests made before there were fractions."""
+    given = settings.__dict__
+    return {name: value for name, value in given.items() if not (name.endswith("_fraction") and value == 1)}
+
+
 def _write_notes(
     dataset: Dataset,
+    settings: Settings,
     splits: list[Split],
     tests: Mapping[str, tuple[Stream | None, ...]],
 ) -> list[str]:
@@ -241,8 +262,11 @@ def _write_notes(
     short = [str(k) for k, (own, other) in enumerate(lengths) if own and other and len(other) < len(own)]
     if short:
         notes.append(f"ooc: shorter than original for client {', '.join(short)}, for the others have no more test rows")
+    for part in ("train", "test"):
+        if getattr(settings, f"{part}_fraction") < 1:
+            notes.append(f"{part}: {getattr(settings, f'{part}_fraction'):g} of each client's rows")
     unused = len(dataset.pool) - sum(len(split.rows) for split in splits)
-    if unused:
+    if unused and settings.train_fraction == settings.test_fraction == 1:
         notes.append(f"{unused} rows left over, so that all clients hold the same number")
     return notes
 

@@ -227,7 +227,7 @@ class Clients:
         kinds = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in self.first.items()}
         if kinds != layout.kinds:
             where = _difference(layout.kinds, kinds)
-            raise InputError(f"clients that never took part cannot be stacked with those that did: {where}.")
+            raise InputError(f"`init` must give clients the leaves that `personalize` gives them, but {where}.")
 
     def _settle_layout(
         self, rows: int, own: Mapping[str, Tensor], links: Mapping[str, str], linked: Mapping[str, Tensor]

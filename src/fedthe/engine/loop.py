@@ -30,14 +30,15 @@ class Loop:
         owns: dict[str, Tensor] = {}
         uploads: dict[str, Tensor] = {}
         names: tuple[str, ...] = ()
-        links: dict[str, str] = {}
+        links: list[dict[str, str]] = []
         health = []
         for i, row in enumerate(rows):
             run, reached = visit.runs[row.run], visit.reached[row.run]
             shard = run.shards[row.client]
             fit = make_fit(settings, run.seed, "personal", number, row.client)
             mine = method.personalize(fit, reached.shared, reached.mine[row.client], shard)
-            own, links = split(mine, reached.shared)
+            own, linked = split(mine, reached.shared)
+            links.append(linked)
             names = tuple(tree.flatten(mine))
             _store(owns, i, len(rows), own)
             health.append(_check(fit, own))
@@ -47,7 +48,11 @@ class Loop:
                 _store(uploads, i, len(rows), upload)
                 last = _check(fit, upload)
                 health[-1] = last if math.isfinite(health[-1]) else health[-1]
-        return Visited(names, owns, links, tree.unflatten(uploads), torch.tensor(health))
+        for i, row in enumerate(rows):  # what is own in one row is own in all
+            received = tree.flatten(visit.reached[row.run].shared)
+            _store(owns, i, len(rows), {name: received[source] for name, source in links[i].items() if name in owns})
+        linked = {name: source for name, source in links[-1].items() if name not in owns}
+        return Visited(names, owns, linked, tree.unflatten(uploads), torch.tensor(health))
 
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]

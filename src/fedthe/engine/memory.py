@@ -56,7 +56,9 @@ OUT_OF_MEMORY = (torch.OutOfMemoryError, RuntimeError, MemoryError)
 
 def is_out_of_memory(error: BaseException) -> bool:
     """On the CPU torch says it with a plain RuntimeError."""
-    return not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError) or "memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(words in str(error) for words in ("out of memory", "allocate memory"))
 
 
 def measure_bytes(work: Callable[[], object], device: torch.device) -> int:

@@ -21,8 +21,10 @@ def pick_engine(kind: Kind = "auto", device: str = "auto", precision: Precision 
     if kind == "auto":
         kind = "stack" if place.type == "cuda" else "loop"
     has_bfloat16 = place.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bfloat16" and not (has_bfloat16 and kind == "stack"):
-        raise InputError("precision bfloat16 needs engine=stack and a GPU that computes in it; use float32.")
+    if precision == "bfloat16" and kind != "stack":
+        raise InputError("bfloat16 is for engine=stack; use it, or precision=float32.")
+    if precision == "bfloat16" and not has_bfloat16:
+        raise InputError(f"{place} does not compute in bfloat16; use precision=float32.")
     if kind == "loop":
         return Loop(place)
     rounded = precision == "bfloat16" or (precision == "auto" and has_bfloat16)
@@ -39,5 +41,5 @@ def _find_device(name: str) -> torch.device:
     if place.type not in ("cpu", "cuda"):
         raise InputError(f"device must be auto, cpu, cuda or one such as cuda:1, not {name!r}.")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"there is no {name} here, but {torch.cuda.device_count()} CUDA devices; use device=cpu.")
+        raise InputError(f"there is no {name} here; use the CPU, or auto.")
     return place

@@ -47,9 +47,10 @@ class Shards(Sequence[Shard]):
         return self._images[here], self._labels[here], torch.ones(len(rows), dtype=torch.bool, device=here.device)
 
 
-def stack_shards(shards: Sequence[Shard]) -> Shard:
-    """One shard with a first axis over clients, padded to the longest of them."""
+def stack_shards(shards: Sequence[Shard], rows: int = 0) -> Shard:
+    """One shard with a first axis over clients, padded to the longest of them, or to so many training rows."""
     longest, most_val = (max(len(shard[i]) for shard in shards) for i in (0, 4))
+    longest = max(longest, rows)
 
     def pad(part: Tensor, rows: int) -> Tensor:
         if len(part) == rows:

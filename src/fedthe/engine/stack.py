@@ -61,8 +61,8 @@ class Stack:
         return _join(self._in_chunks(kind, rows, work, lambda part: work(part, 1)))
 
     def _visit(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> Visited:
-        method, notes = visit.method, _Notes()
-        fits = {phase: self._make_fit(visit, rows, phase, steps) for phase in ("personal", "local")}
+        method, notes, shards = visit.method, _Notes(), self._stack_shards(visit, rows)
+        fits = {phase: self._make_fit(visit, rows, phase, shards.real, steps) for phase in ("personal", "local")}
 
         def one(shared: Tree, mine: Tree, shard: Shard) -> tuple[dict[str, Tensor], Tree]:
             mine = method.personalize(fits["personal"], shared, mine, shard)
@@ -74,14 +74,13 @@ class Stack:
             own, uploads = torch.vmap(one)(
                 _rows_of_runs([progress.shared for progress in visit.reached], rows),
                 self._take_states(visit, rows),
-                self._stack_shards(visit, rows),
+                shards,
             )
-        health = _check_rows(
-            [*fits["personal"].log, *fits["local"].log], [*own.values(), *tree.flatten(uploads).values()], len(rows)
-        )
+        logs, trained = [fits[phase].log for phase in ("personal", "local")], tree.flatten(uploads)
+        health = _check_rows(logs[0], logs[1] if visit.trains else None, [*own.values(), *trained.values()], len(rows))
         return Visited(notes.names, own, notes.links, uploads, health)
 
-    def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, steps: int | None) -> StackedFit:
+    def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, real: Tensor, steps: int | None) -> StackedFit:
         s, seeds = visit.settings, [run.seed for run in visit.runs]
         epochs = s.epochs(phase)
         keys = [
@@ -96,6 +95,7 @@ class Stack:
             torch.tensor([keys[row.run] for row in rows], device=self.device).view(len(rows), epochs, 2),
             torch.tensor([row.client for row in rows], device=self.device),
             tuple(visit.runs[row.run].sizes[row.client] for row in rows),
+            real,
             self._programs,
             self.dtype,
             steps,
@@ -116,7 +116,8 @@ class Stack:
         if key not in self._shards:
             while len(self._shards) >= 2:
                 del self._shards[next(iter(self._shards))]
-            stacked = stack_shards([of[row.client] for of, row in zip(shards, rows, strict=True)])
+            longest = max(size for run in visit.runs for size in run.sizes)  # the same whoever is in a chunk
+            stacked = stack_shards([of[row.client] for of, row in zip(shards, rows, strict=True)], longest)
             self._shards[key] = (shards, Shard(*(part.to(self.device) for part in stacked)))  # an id lives as its owner
         return self._shards[key][1]
 
@@ -253,9 +254,13 @@ def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
     return tree.map_leaves(pick, *trees)
 
 
-def _check_rows(log: Sequence[Tensor], trained: Sequence[Tensor], rows: int) -> Tensor:
-    """The last loss [rows], or one that is not finite where any loss or parameter of a row is not."""
-    health = log[-1].float() if log else torch.zeros(rows, device=trained[0].device if trained else None)
+def _check_rows(
+    personal: Sequence[Tensor], local: Sequence[Tensor] | None, trained: Sequence[Tensor], rows: int
+) -> Tensor:
+    """The last loss of the last phase [rows], or one that is not finite where any loss or parameter of a row is not."""
+    last, log = personal if local is None else local, [*personal, *(local or ())]
+    device = next((leaf.device for leaf in (*trained, *log)), None)
+    health = last[-1].float() if last else torch.zeros(rows, device=device)
     for leaf in trained:
         health = torch.where(leaf.isfinite().reshape(rows, -1).all(1), health, math.nan)
     for losses in reversed(log):

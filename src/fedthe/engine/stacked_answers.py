@@ -1,7 +1,7 @@
 """Answering in a stack: samples that are tuned side by side, and streams that are walked side by side.
 
-Both leave vmap: what is to be done is one program on buffers that stay, replayed for one chunk of samples after another,
-or for one sample of all streams after another.
+Both leave vmap: what is to be done is one program on buffers that stay, replayed for chunk after chunk of samples, or
+for one sample of all streams after another.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..data.augment import augmix_rows
+from ..errors import InputError
 from ..methods.base import Answers, Method, OneSample, SideBySide, Step
 from ..tree import Tree
 from .outside import run_outside
@@ -48,7 +49,7 @@ class Workshop:
             client, position = which // n, which % n
             parts = [column[client, position][:, None] for column in columns]
             seen = (len(part), *views.shape)
-            key = (fn, seen, *(each.shape for each in parts))
+            key = (fn, seen, _shapes(mine), *(each.shape for each in parts))
             tuner = self._tuners.get(key, lambda: Tuner(fn, mine, seen, parts, self._dtype, self._tuners))
             views.draw(row[client], position, tuner.seen)
             return tuner(mine, client, parts)
@@ -100,7 +101,8 @@ class StackedViews:
     def draw_rows(self, row: Tensor, positions: Tensor) -> tuple[Tensor]:
         """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
         out = torch.empty((positions.numel(), *self.shape), device=row.device)
-        self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
+        if out.numel():  # none, where a predictor wants none
+            self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
         return (out.unflatten(0, positions.shape).movedim(-1, -3),)
 
 
@@ -218,6 +220,8 @@ class Walker:
             answers, after = torch.vmap(one)(self._mine, self.state, self._x, *views)
         for name, answer in answers.items():
             self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)
+        if _shapes(after) != _shapes(self.state):
+            raise InputError("a predictor's step must leave the leaves, shapes and types of its state as they are.")
         # the answers first, and a copy: both may be views of the state before
         tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, tree.map_leaves(torch.clone, after))
 
@@ -229,7 +233,7 @@ def _join_answers(answers: Sequence[Answers]) -> Answers:
 
 
 def _shapes(part: Tree) -> Hashable:
-    return tuple((name, leaf.shape) for name, leaf in tree.flatten(part).items())
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree.flatten(part).items())
 
 
 def _copy_rows(buffer: Tensor, leaf: Tensor, rows: Tensor) -> None:

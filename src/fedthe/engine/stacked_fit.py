@@ -36,6 +36,7 @@ class StackedFit:
     keys: Tensor  # int64 [rows, epochs, 2]: of each row's draws in each epoch
     clients: Tensor  # int64 [rows]
     sizes: tuple[int, ...]  # the real rows of each shard
+    real: Tensor  # bool [rows, n]: of the shards that these are the sizes of
     programs: Programs[Program]
     dtype: torch.dtype  # of convolutions
     steps: int | None = None  # so many of an epoch only, and no graph: to see how much memory they take
@@ -62,8 +63,9 @@ class StackedFit:
     def _train(
         self, loss: Loss, params: dict[str, Tensor], given: dict[str, Tensor], rows: _Rows, decay: float
     ) -> dict[str, Tensor]:
-        longest, shortest = (-(-size // self.batch) for size in (max(self.sizes), min(self.sizes)))
-        shape = (len(self.sizes), self.batch, *rows.images.shape[2:])
+        sizes = self._count(rows.real)
+        longest, shortest = (-(-size // self.batch) for size in (max(sizes), min(sizes)))
+        shape = (len(sizes), self.batch, *rows.images.shape[2:])
         setting = Setting(loss, self.optimizer, decay, shortest < longest, self.dtype)
         key = (setting, shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
         program = self.programs.get(
@@ -71,7 +73,7 @@ class StackedFit:
         )
         program.load(params, given, rows.counts)
         steps = longest if self.steps is None else min(longest, self.steps)
-        size = torch.tensor(self.sizes, device=rows.real.device)
+        size = torch.tensor(sizes, device=rows.real.device)
         for epoch in range(self.epochs if self.steps is None else min(1, self.epochs)):
             cuts = draw_cuts(self.keys[:, epoch], self.clients, rows.real, self.flip, self.crop)
             cuts = cuts.pad(longest * self.batch)
@@ -85,7 +87,17 @@ class StackedFit:
                 program.step()
             self.log.append(program.total / size.clamp(min=1))
             program.total.zero_()
-        return {name: leaf.detach().clone() for name, leaf in program.params.items()}
+        # in plain order: chunks are joined in it, and a sum over clients must not depend on whether there were any
+        return {name: leaf.detach().clone(memory_format=_PLAIN) for name, leaf in program.params.items()}
+
+    def _count(self, real: Tensor) -> tuple[int, ...]:
+        """How many rows each shard has; the device is waited for only where a method made a shard of its own."""
+        if real.data_ptr() == self.real.data_ptr() and real.shape == self.real.shape:
+            return self.sizes
+        return tuple(real.sum(1).tolist())
+
+
+_PLAIN = torch.contiguous_format
 
 
 class _Rows(NamedTuple):

@@ -80,7 +80,8 @@ class Predictor:
     `step` is the meaning. `stream` answers many samples at once and must say the same.
     """
 
-    forgets: ClassVar[bool] = False  # a step leaves the state as it was: samples may be answered side by side
+    # a step leaves the state as it was and says logits alone: samples may be answered side by side
+    forgets: ClassVar[bool] = False
 
     def check(self, method: Method) -> None:
         """Refuse, before any work, a method that this predictor cannot serve."""
@@ -164,7 +165,7 @@ class Method:
     predictor: Predictor = Predictor()
 
     def init(self, params: Tree) -> tuple[Tree, Tree]:
-        """What is shared at the start, and what each client starts with."""
+        """What is shared at the start, and what each client starts with: the leaves that `personalize` gives."""
         return params, params
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:

@@ -1,0 +1,81 @@
+"""The paper's tables: every one can be planned, and what comes back lands in the right cell."""
+
+import numpy as np
+import pytest
+
+from fedthe.data.plan import Settings, build
+from fedthe.errors import InputError
+from fedthe.experiment import make_methods
+from fedthe.study.tables import AVERAGE, fill_table, find_table, load_tables, method_of, plan_cases
+
+
+def test_all_37_tables_are_there_and_can_be_planned():
+    assert len(load_tables()) == 37
+    for table in load_tables().values():
+        for case in plan_cases(table):
+            make_methods(case.config, 10, 3, 32)  # every row is a method
+            assert case.config.seeds == (0, 1, 2)
+            assert case.config.dirichlet == table.setting["dirichlet"]
+            assert case.config.clients == table.setting["clients"]
+            assert case.config.rounds == table.setting["rounds"]
+            assert case.config.participation == table.setting["participation"]
+            assert case.config.personal_epochs == table.setting.get("personal_epochs", 1)
+        assert {column for case in plan_cases(table) for column in case.columns} == set(table.tests)
+
+
+def test_settings_of_the_paper_reach_the_config():
+    (case,) = plan_cases(find_table("imagenet-dir1"))
+    config = case.config
+    assert (config.net, config.width, config.batch, config.rounds) == ("resnet20_gn", 4, 128, 300)
+    (case,) = plan_cases(find_table("train-size0.5-dir1"))
+    assert (case.config.train_fraction, case.config.test_fraction) == (0.5, 1.0)
+    cases = plan_cases(find_table("severity-mixture-dir0.1"), ["fedthe"], rounds=3)
+    assert [case.config.severity for case in cases] == [1, 2, 3, 4, 5]
+    assert {case.config.methods for case in cases} == {("fedthe",)}
+    assert {case.config.rounds for case in cases} == {3}
+    assert [case.columns for case in cases] == [{f"severity{i}": "mixture"} for i in range(1, 6)]
+
+
+def test_the_paper_is_kept_as_printed():
+    rows = find_table("main-dir0.1").rows
+    assert rows["fedthe"]["ooc"][0] > rows["fedavg_ft"]["ooc"][0] + 20
+    assert rows["fedavg"]["original"] == (64.25, 1.42)
+    assert method_of("(9) (8) with SLW = fedthe") == "ablation_9"
+    assert method_of("fedthe") == "fedthe"
+
+
+def test_cells_come_from_the_right_case_and_averages_are_over_tests():
+    table = find_table("ablation")
+    (case,) = plan_cases(table, ["ablation_9"])
+    scores = {test: (float(i), 0.5) for i, test in enumerate(table.tests)}
+    filled = fill_table(table, [(case, {"ablation_9": scores})])
+    assert list(filled) == ["(9) (8) with SLW = fedthe"]
+    assert filled["(9) (8) with SLW = fedthe"][AVERAGE] == (2.0, pytest.approx(np.std(range(5))))
+    table = find_table("severity-corrupted-dir1")
+    cases = plan_cases(table, ["fedthe"])
+    found = [(case, {"fedthe": {"corrupted": (float(i), 0.0), "mixture": (-1.0, 0.0)}}) for i, case in enumerate(cases)]
+    assert [cell[0] for cell in fill_table(table, found)["fedthe"].values()] == [0, 1, 2, 3, 4]
+
+
+def test_unknown_tables_and_rows_are_refused():
+    with pytest.raises(InputError, match=r"did you mean main-dir0\.1"):
+        find_table("main-dir0.2")
+    with pytest.raises(InputError, match="has no row 'ditto'"):
+        plan_cases(find_table("participation0.1-dir0.1"), ["ditto"])
+
+
+def test_fractions_cut_training_and_test_rows_and_nothing_else(dataset):
+    whole, less = (
+        build(dataset, Settings(clients=5)),
+        build(dataset, Settings(5, train_fraction=0.5, test_fraction=0.75)),
+    )
+    for a, b in zip(whole.clients, less.clients, strict=True):
+        assert np.array_equal(b.train, a.train[: round(len(a.train) / 2)])
+        assert np.array_equal(b.test, a.test[: round(0.75 * len(a.test))])
+        assert np.array_equal(a.val, b.val)
+    assert [len(stream) for stream in less.tests["ooc"]] == [len(split.test) for split in less.clients]
+    assert whole.training_hash != less.training_hash
+    assert "train_fraction" not in whole.manifest["settings"]
+    assert any("0.75" in note for note in less.notes)
+    with pytest.raises(InputError, match="train_fraction must be above 0"):
+        Settings(train_fraction=0)
