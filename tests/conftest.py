@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from pathlib import Path
 
@@ -53,3 +54,27 @@ def dataset() -> Dataset:
     labels = np.arange(1000) % 10
     shifted = np.repeat([1, 2, 3, 5, 6, 8, 9], 30)
     return Dataset(make_pool(labels), {"natural": make_pool(shifted, "shifted", classes=10)})
+
+
+@pytest.fixture
+def columns() -> int:
+    """How wide the terminal is."""
+    return 120
+
+
+@pytest.fixture
+def fedthe(capfd, monkeypatch, columns):
+    """Run the command inside this process: its standard output and error, after its exit code was checked."""
+    from fedthe import cli
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    def run(*arguments, exits=0):
+        monkeypatch.setattr(sys, "argv", ["fedthe", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        said = capfd.readouterr()
+        assert stopped.value.code == exits, said.err
+        return said
+
+    return run

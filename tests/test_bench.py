@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedthe import bench, cli, store
+from fedthe import bench, store
 from fedthe.bench import Bench, Ceilings, Line, Machine, Measured, Need, Sizes, Task, Timed
 from fedthe.engine.visit import Training
 from fedthe.errors import InputError
@@ -293,19 +293,8 @@ def test_a_file_comes_back_as_it_was(measured, tmp_path):
 
 
 @pytest.fixture
-def fedthe(capfd, monkeypatch):
-    """Run the command inside this process: its standard output and error, after its exit code was checked."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments, exits=0):
-        monkeypatch.setattr(sys, "argv", ["fedthe", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        said = capfd.readouterr()
-        assert stopped.value.code == exits, said.err
-        return said
-
-    return run
+def columns():
+    return 80
 
 
 def test_the_command_measures_and_prints_a_table(fedthe, home, tmp_path, monkeypatch):

@@ -11,22 +11,6 @@ from PIL import Image
 from fedthe import cli
 
 
-@pytest.fixture
-def fedthe(capfd, monkeypatch):
-    """Run the command inside this process: its standard output and error, after its exit code was checked."""
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*arguments, exits=0):
-        monkeypatch.setattr(sys, "argv", ["fedthe", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        said = capfd.readouterr()
-        assert stopped.value.code == exits, said.err
-        return said
-
-    return run
-
-
 def write_npz(path, rows=300, **more):
     images = np.random.default_rng(0).integers(0, 256, (rows, 16, 16, 3), dtype=np.uint8)
     np.savez(path, images=images, labels=np.arange(rows) % 3, **more)

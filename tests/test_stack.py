@@ -13,14 +13,13 @@ from fedthe import records, rng, tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.engine import stack
-from fedthe.engine.fit import Fit, Optimizer
+from fedthe.engine.fit import Fit, Optimizer, cut_batches_plainly, draw_cuts
 from fedthe.engine.loop import Loop
 from fedthe.engine.outside import run_outside
 from fedthe.engine.pick import pick_engine
 from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.stacked_answers import round_up
-from fedthe.engine.stacked_fit import cut_batches_plainly, draw_cuts
 from fedthe.engine.train import deploy_some, start, train_round, train_together
 from fedthe.engine.visit import Diverged, Question, Run, Training
 from fedthe.errors import InputError

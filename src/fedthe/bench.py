@@ -34,11 +34,11 @@ from .config import OPTIMIZERS
 from .data.partition import Split
 from .data.plan import CORRUPTION_KINDS, Federation, Settings
 from .data.pool import Dataset, Pool
-from .engine.clients import Clients
 from .engine.fit import Optimizer
+from .engine.memory import wait
 from .engine.pick import Kind, Precision, pick_engine
 from .engine.shards import Shards
-from .engine.train import deploy_some, train_round
+from .engine.train import deploy_some, start_from, train_round
 from .engine.visit import Diverged, Engine, Failed, Progress, Question, Run, Training
 from .errors import InputError
 from .methods.base import Method
@@ -289,11 +289,11 @@ def _best(work: Callable[[], object], device: torch.device, tries: int = 10) -> 
     calls = 8 if device.type == "cuda" else 1  # a GPU is given the next piece of work while it does one
     seconds = []
     for _ in range(tries):
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         for _ in range(calls):
             work()
-        _wait(device)
+        wait(device)
         seconds.append((time.perf_counter() - began) / calls)
     return min(seconds)
 
@@ -326,10 +326,10 @@ def time_calls(work: Callable[[], object], repeats: int, device: torch.device) -
     for call in range(1 + repeats):
         if call == 1 and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        _wait(device)
+        wait(device)
         began = time.perf_counter()
         work()
-        _wait(device)
+        wait(device)
         seconds.append(time.perf_counter() - began)
     return Timed(seconds[0], tuple(seconds[1:]), _read_peak(device))
 
@@ -403,11 +403,6 @@ def _say_error(error: Exception) -> str:
 
 def _say_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _tidy(device: torch.device) -> None:
@@ -560,16 +555,11 @@ def _generator(what: str) -> np.random.Generator:
 
 def begin(method: Method, clients: int, device: torch.device) -> Progress:
     """As `train.start`, with parameters drawn by torch: NumPy's normal numbers need scipy."""
-    shared, mine = method.init(draw_params(method.net))
-    shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
-    mine = tree.map_leaves(lambda leaf: leaf.to(device, copy=True), mine)
-    return Progress(0, shared, Clients.start(mine, clients))
+    return start_from(method, draw_params(method.net), clients, device)
 
 
 def draw_params(net: Net) -> Tree:
-    starts = {f"body.{name}": start for name, start in net.body_starts().items()}
-    starts |= {f"head.{name}": start for name, start in net.head_starts().items()}
-    return tree.unflatten({name: _draw_start(start, rng.key("bench", name)) for name, start in starts.items()})
+    return tree.unflatten({name: _draw_start(start, rng.key("bench", name)) for name, start in net.starts().items()})
 
 
 def _draw_start(start: Start, key: rng.Key) -> Tensor:

@@ -171,11 +171,11 @@ def bench(
     from .store import home, make_folder, write_json
 
     before = lab.read_bench(baseline) if baseline else None
-    for path in (save, home() / "bench.json" if remember else None):
-        if path:  # what cannot be written is refused before the long part
-            make_folder(path.parent)
-        if path and path.is_dir():
-            raise InputError(f"{path} is a folder; name a file to save the result in.")
+    for folder in (save.parent if save else None, home() if remember else None):
+        if folder:  # what cannot be written is refused before the long part
+            make_folder(folder)
+    if save and save.is_dir():
+        raise InputError(f"{save} is a folder; name a file to save the result in.")
     with _bars():
         now = lab.measure(engine, device, quick=quick)  # type: ignore[arg-type]
     kept, notes = lab.remembered(now.machine), []

@@ -144,7 +144,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
                     failures |= {f"{name}, seed {seed}": str(outcome) for name in served}
                     trainings[key]["failed"] = str(outcome)
                     continue
-                trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, []).seconds}
+                trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
                 for name, method in served.items():
                     try:
                         answers.append(work.answer(name, method, key, outcome))

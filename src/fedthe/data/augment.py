@@ -97,7 +97,7 @@ def augmix_rows(images: Tensor, keys: Tensor, items: Tensor, views: int) -> Tens
 
 def _find_kernel(images: Tensor) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
     """What draws the views of such images faster than this module can: on a GPU, where there is Triton."""
-    if images.device.type != "cuda" or not _has_triton():
+    if images.device.type != "cuda" or not has_triton():
         return None
     from .augment_kernel import LARGEST, draw_views
 
@@ -105,7 +105,7 @@ def _find_kernel(images: Tensor) -> Callable[[Tensor, Tensor, Tensor, int], Tens
 
 
 @lru_cache(maxsize=1)
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return find_spec("triton") is not None
 
 

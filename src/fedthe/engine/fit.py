@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,22 +80,56 @@ class Fit:
 
     def batches(self, shard: Shard, epoch: int) -> Iterator[Batch]:
         """All real rows once, in random order, each cropped and flipped at random. Padding never makes a batch."""
-        rows = torch.arange(len(shard.real), device=shard.real.device)
-        drawn = rng.words(rng.key(*self.path, epoch), (self.client << 32) + rows, 4)
-        place = (drawn[:, 0] << 30 | drawn[:, 1] >> 2).masked_fill(~shard.real, torch.iinfo(torch.int64).max)
-        order = torch.argsort(place)[: int(shard.real.sum())]
-        for chosen in order.split(self.batch) if len(order) else ():  # split gives one empty part of nothing
-            x = scale(self._augment(shard.images[chosen], drawn[chosen, 2], drawn[chosen, 3]))
-            yield Batch(x, shard.labels[chosen], torch.ones(len(chosen), device=x.device), shard.counts)
+        device, n = shard.real.device, int(shard.real.sum())
+        key = torch.tensor([rng.key(*self.path, epoch)], device=device)
+        client = torch.tensor([self.client], device=device)
+        cuts = draw_cuts(key, client, shard.real[None], self.flip, self.crop).take(slice(n))
+        for first in range(0, n, self.batch):
+            part = cuts.take(slice(first, first + self.batch))
+            x = cut_batches_plainly(shard.images[None], part, self.crop)[0].movedim(-1, -3)
+            yield Batch(x, shard.labels[part.order[0]], torch.ones(len(x), device=device), shard.counts)
 
-    def _augment(self, images: Tensor, where: Tensor, side: Tensor) -> Tensor:
-        """images: uint8 [b, h, w, c]; `where` and `side` are 32-bit words [b]."""
-        if self.flip:
-            images = torch.where((side < 2**31)[:, None, None, None], images.flip(2), images)
-        if self.crop:
-            places = 2 * self.crop + 1
-            images = crop(images, self.crop, (where >> 16) * places >> 16, (where & 0xFFFF) * places >> 16)
-        return images
+
+class Cuts(NamedTuple):
+    """Which image comes when in an epoch, and how it is cut; all [rows, n]."""
+
+    order: Tensor  # int64
+    down: Tensor  # int64, 0 to 2 pad
+    right: Tensor
+    mirrored: Tensor  # bool
+
+    def pad(self, length: int) -> Cuts:
+        missing = length - self.order.shape[1]
+        if missing <= 0:
+            return self.take(slice(length))
+        return Cuts(*(torch.nn.functional.pad(part, (0, missing)) for part in self))
+
+    def take(self, part: slice) -> Cuts:
+        return Cuts(*(each[:, part] for each in self))
+
+
+def draw_cuts(keys: Tensor, clients: Tensor, real: Tensor, flip: bool, pad: int) -> Cuts:
+    """An epoch of some clients' shards [rows, n], real images first; keys: int64 [rows, 2], clients: int64 [rows]."""
+    item = (clients << 32)[:, None] + torch.arange(real.shape[1], device=real.device)
+    zero = torch.zeros_like(item)
+    word = 0xFFFFFFFF
+    first, second, where, side = rng.philox((zero, zero, item & word, item >> 32 & word), (keys[:, :1], keys[:, 1:]))
+    place = (first << 30 | second >> 2).masked_fill(~real, torch.iinfo(torch.int64).max)
+    order = torch.argsort(place, 1)
+    where, side, places = where.gather(1, order), side.gather(1, order), 2 * pad + 1
+    mirrored = (side < 2**31) & flip
+    return Cuts(order, (where >> 16) * places >> 16, (where & 0xFFFF) * places >> 16, mirrored)
+
+
+def cut_batches_plainly(images: Tensor, cuts: Cuts, pad: int) -> Tensor:
+    """Batches float [rows, b, h, w, c] in [-1, 1] of uint8 images [rows, n, h, w, c]."""
+    row = torch.arange(len(images), device=images.device)[:, None]
+    chosen = images[row, cuts.order]
+    chosen = torch.where(cuts.mirrored[..., None, None, None], chosen.flip(-2), chosen).flatten(0, 1)
+    if pad:
+        chosen = crop(chosen, pad, cuts.down.flatten(), cuts.right.flatten())
+    batches: Tensor = scale(chosen).movedim(-3, -1).unflatten(0, cuts.order.shape)
+    return batches
 
 
 def crop(images: Tensor, pad: int, down: Tensor, right: Tensor) -> Tensor:

@@ -65,12 +65,18 @@ def measure_bytes(work: Callable[[], object], device: torch.device) -> int:
     """The most memory that `work` holds on the device, beyond what was there before."""
     if device.type != "cuda":
         return int(measure_peak(work) * 2**20)
-    torch.cuda.synchronize(device)
+    wait(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     work()
-    torch.cuda.synchronize(device)
+    wait(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def free_bytes(device: torch.device) -> int:

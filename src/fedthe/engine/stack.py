@@ -22,7 +22,7 @@ from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard, scale
 from .clients import split
-from .memory import OUT_OF_MEMORY, free_bytes, is_out_of_memory, measure_bytes
+from .memory import OUT_OF_MEMORY, free_bytes, is_out_of_memory, measure_bytes, wait
 from .program import Programs
 from .shards import stack_shards
 from .stacked_answers import RowViews, StackedViews, Workshop, round_up
@@ -56,8 +56,7 @@ class Stack:
         def work(part: Sequence[Row], steps: int | None = None) -> Visited:
             return self._visit(visit, part, steps)
 
-        longest = max(size for run in visit.runs for size in run.sizes)  # of all: those of a round may be any
-        kind = ("visit", visit.method, visit.settings, visit.trains, longest)
+        kind = ("visit", visit.method, visit.settings, visit.trains, visit.longest)
         return _join(self._in_chunks(kind, rows, work, lambda part: work(part, 1)))
 
     def _visit(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> Visited:
@@ -116,8 +115,7 @@ class Stack:
         if key not in self._shards:
             while len(self._shards) >= 2:
                 del self._shards[next(iter(self._shards))]
-            longest = max(size for run in visit.runs for size in run.sizes)  # the same whoever is in a chunk
-            stacked = stack_shards([of[row.client] for of, row in zip(shards, rows, strict=True)], longest)
+            stacked = stack_shards([of[row.client] for of, row in zip(shards, rows, strict=True)], visit.longest)
             self._shards[key] = (shards, Shard(*(part.to(self.device) for part in stacked)))  # an id lives as its owner
         return self._shards[key][1]
 
@@ -161,7 +159,7 @@ class Stack:
         shard = Shard(*(part[of] for part in shards))
         with torch.no_grad(), lift_convolutions(torch.float32):  # answers are not rounded to bf16
             state = torch.vmap(start)(mine, shard)
-            _wait(self.device)
+            wait(self.device)
             began = time.perf_counter()
             rows = torch.arange(len(questions), device=self.device)
             logits, info = torch.vmap(one)(mine, state, scale(pixels), rows)
@@ -279,8 +277,3 @@ def _join(parts: Sequence[tuple[Visited, int]]) -> Visited:
     own = {name: cat(*(part.own[name] for part, _ in parts)) for name in first.own}
     uploads = tree.map_leaves(cat, *(part.uploads for part, _ in parts))
     return Visited(first.names, own, first.links, uploads, cat(*(part.health for part, _ in parts)))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

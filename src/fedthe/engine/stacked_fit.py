@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import rng, tree
+from .. import tree
 from ..methods.base import Loss
 from ..tree import Tree
-from ..types import Batch, Shard, scale
-from .fit import Optimizer, crop
+from ..types import Batch, Shard
+from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts
 from .outside import run_outside
 from .program import Programs, Replay
 from .stacked_ops import StackedOps, empty_rows, use_kernels
@@ -107,37 +107,6 @@ class _Rows(NamedTuple):
     labels: Tensor  # int64 [rows, n]
     real: Tensor  # bool [rows, n]
     counts: Tensor  # float [rows, classes]
-
-
-class Cuts(NamedTuple):
-    """Which image comes when in an epoch, and how it is cut; all [rows, n]."""
-
-    order: Tensor  # int64
-    down: Tensor  # int64, 0 to 2 pad
-    right: Tensor
-    mirrored: Tensor  # bool
-
-    def pad(self, length: int) -> Cuts:
-        missing = length - self.order.shape[1]
-        if missing <= 0:
-            return self.take(slice(length))
-        return Cuts(*(torch.nn.functional.pad(part, (0, missing)) for part in self))
-
-    def take(self, part: slice) -> Cuts:
-        return Cuts(*(each[:, part] for each in self))
-
-
-def draw_cuts(keys: Tensor, clients: Tensor, real: Tensor, flip: bool, pad: int) -> Cuts:
-    """An epoch of each row, real images first: the draws of `Fit.batches`. keys: int64 [rows, 2]."""
-    item = (clients << 32)[:, None] + torch.arange(real.shape[1], device=real.device)
-    zero = torch.zeros_like(item)
-    word = 0xFFFFFFFF
-    first, second, where, side = rng.philox((zero, zero, item & word, item >> 32 & word), (keys[:, :1], keys[:, 1:]))
-    place = (first << 30 | second >> 2).masked_fill(~real, torch.iinfo(torch.int64).max)
-    order = torch.argsort(place, 1)
-    where, side, places = where.gather(1, order), side.gather(1, order), 2 * pad + 1
-    mirrored = (side < 2**31) & flip
-    return Cuts(order, (where >> 16) * places >> 16, (where & 0xFFFF) * places >> 16, mirrored)
 
 
 @dataclass(frozen=True)
@@ -229,17 +198,6 @@ def lift_convolutions(dtype: torch.dtype) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def cut_batches_plainly(images: Tensor, cuts: Cuts, pad: int) -> Tensor:
-    """Batches float [rows, b, h, w, c] in [-1, 1] of uint8 images [rows, n, h, w, c]."""
-    row = torch.arange(len(images), device=images.device)[:, None]
-    chosen = images[row, cuts.order]
-    chosen = torch.where(cuts.mirrored[..., None, None, None], chosen.flip(-2), chosen).flatten(0, 1)
-    if pad:
-        chosen = crop(chosen, pad, cuts.down.flatten(), cuts.right.flatten())
-    batches: Tensor = scale(chosen).movedim(-3, -1).unflatten(0, cuts.order.shape)
-    return batches
 
 
 # Updates take all leaves at once, so that a network of many small ones costs few launches. A row that is not `active`

@@ -18,8 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -27,6 +25,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from ..data.augment import has_triton
 
 Pair = tuple[int, int]
 Dim = int | None
@@ -39,12 +39,7 @@ interpreting = False  # tests set this to run the kernels on the CPU, in Triton'
 
 
 def use_kernels(x: Tensor) -> bool:
-    return (x.is_cuda and _has_triton()) or interpreting
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return (x.is_cuda and has_triton()) or interpreting
 
 
 def _run(function: type[Function], *inputs: Any) -> Any:

@@ -22,7 +22,14 @@ def start(
     method: Method, clients: int, seed: int, device: torch.device | str = "cpu", file: Path | None = None
 ) -> Progress:
     """Before the first round. `file` keeps the clients' state where it is too much for memory."""
-    shared, mine = method.init(method.net.init(seed))
+    return start_from(method, method.net.init(seed), clients, device, file)
+
+
+def start_from(
+    method: Method, params: Tree, clients: int, device: torch.device | str = "cpu", file: Path | None = None
+) -> Progress:
+    """Before the first round of a network with these parameters."""
+    shared, mine = method.init(params)
     shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
     # a copy: what is later kept of it must not be taken for what was received
     mine = tree.map_leaves(lambda leaf: leaf.to(device, copy=True), mine)

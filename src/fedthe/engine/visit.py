@@ -90,6 +90,11 @@ class Visit:
     def round(self) -> int:
         return self.reached[0].round
 
+    @property
+    def longest(self) -> int:
+        """The training rows of the client that has most, in this round or not: the same whoever is in a chunk."""
+        return max(size for run in self.runs for size in run.sizes)
+
 
 @dataclass(frozen=True)
 class Visited:

@@ -91,9 +91,12 @@ class Net(ABC):
 
     def init(self, seed: int) -> Tree:
         """{"body": ..., "head": ...}; each parameter is keyed by its name, so it does not depend on the others."""
-        starts = {f"body.{name}": start for name, start in self.body_starts().items()}
-        starts |= {f"head.{name}": start for name, start in self.head_starts().items()}
-        return unflatten({name: start.draw(rng.key(seed, "init", name)) for name, start in starts.items()})
+        return unflatten({name: start.draw(rng.key(seed, "init", name)) for name, start in self.starts().items()})
+
+    def starts(self) -> dict[str, Start]:
+        """How every parameter starts, by dotted name."""
+        body = {f"body.{name}": start for name, start in self.body_starts().items()}
+        return body | {f"head.{name}": start for name, start in self.head_starts().items()}
 
     @abstractmethod
     def features(self, body: Tree, x: Tensor) -> Tensor:
