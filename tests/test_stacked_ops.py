@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedthe.engine import stacked_ops
 from fedthe.engine.fit import crop
 from fedthe.engine.stacked_ops import Geometry, Norm, Pool, StackedOps
+from fedthe.nets.layers import norm_relu
 from fedthe.types import scale
 
 CUDA = torch.cuda.is_available()
@@ -457,17 +458,95 @@ def test_group_norm_in_blocks_of_pixels_and_of_images(place: torch.device, monke
     from fedthe.engine import kernels
 
     x, weight, bias = norm_layer((3, 6, 5, 7, 3), 2, place)
-    how, g = Norm(3, 1e-5), draw(2, 3, 6, 5, 7, seed=3, device=place)
-    y, mean, rstd = kernels.group_norm(x, weight, bias, how)
-    want = [y, mean, rstd, *kernels.group_norm_grad(g, x, weight, mean, rstd, how)]
-    assert all(t.permute(0, 1, 3, 4, 2).is_contiguous() for t in (want[0], want[3]))
-    assert mean.shape == rstd.shape == (2, 3, 3)
-    monkeypatch.setattr(kernels, "IMAGES_BLOCK", 2)
-    for tiles in (kernels.NormTiles(8, 1), kernels.NormTiles(32, 4)):
-        got = [*kernels.group_norm(x, weight, bias, how, tiles)]
-        got += kernels.group_norm_grad(g, x, weight, mean, rstd, how, tiles)
-        for a, b in zip(got, want, strict=True):
-            assert_close(a, b)
+    g, beside = (draw(2, 3, 6, 5, 7, seed=seed, device=place) for seed in (3, 4))
+    for how, more in ((Norm(3, 1e-5), None), (Norm(3, 1e-5, beside=True, relu=True), beside)):
+        made = kernels.group_norm(x, weight, bias, more, how)
+
+        def both(tiles: Any, made: Any = made, more: Any = more, how: Norm = how) -> list[Tensor]:
+            seen = (*made[1:], made[0] if how.relu else None)
+            there = kernels.group_norm(x, weight, bias, more, how, tiles)
+            return [*there, *kernels.group_norm_grad(g, x, weight, *seen, how, tiles)]
+
+        want = both(None)
+        assert len(want) == 6 + how.beside
+        assert all(t.permute(0, 1, 3, 4, 2).is_contiguous() for t in (want[0], want[3], *want[6:]))
+        assert want[1].shape == want[2].shape == (2, 3, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "IMAGES_BLOCK", 2)
+            for tiles in (kernels.NormTiles(8, 1), kernels.NormTiles(32, 4)):
+                for a, b in zip(both(tiles), want, strict=True):
+                    assert_close(a, b)
+
+
+def norm_relu_layer(case: tuple[int, ...], adds: bool, device: torch.device, dtype: torch.dtype = F32) -> list[Tensor]:
+    x, weight, bias = norm_layer(case, 2, device)
+    return [x.to(dtype), weight, bias, *([draw(*x.shape, seed=5, device=device).to(dtype)] if adds else [])]
+
+
+def norm_relu_of(case: tuple[int, ...]) -> Callable[..., Tensor]:
+    return lambda x, weight, bias, beside=None: norm_relu(x, case[4], weight, bias, beside, eps=1e-3)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("case", NORMS)
+@on(PLACES)
+def test_norm_and_relu_at_once(case: tuple[int, ...], adds: bool, place: torch.device) -> None:
+    inputs = norm_relu_layer(case, adds, place)
+    got = value_and_grads(stacked(norm_relu_of(case)), *inputs)
+    want = value_and_grads(loop(norm_relu_of(case)), *(t.double() for t in inputs))
+    assert 0 < int((got[0] == 0).sum()) < got[0].numel()
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b)
+    one = value_and_grads(stacked(norm_relu_of(case)), *(t[:1] for t in inputs))
+    for a, b in zip(one, got, strict=True):
+        assert torch.equal(a[0], b[0])
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@on(KERNEL_PLACES)
+def test_norm_and_relu_at_once_in_bfloat16(adds: bool, place: torch.device) -> None:
+    inputs = norm_relu_layer(NORMS[1], adds, place, BF16)
+    got = value_and_grads(stacked(norm_relu_of(NORMS[1]), BF16), *inputs)
+    assert [t.dtype for t in got] == [BF16, BF16, F32, F32, *([BF16] if adds else [])]
+    rounded = loop(lambda *inputs: norm_relu_of(NORMS[1])(*inputs).bfloat16())
+    for a, b in zip(got, value_and_grads(rounded, *(t.float() for t in inputs)), strict=True):
+        assert_close(a, b, 1e-2)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@on(PLACES)
+def test_second_derivatives_of_norm_and_relu(adds: bool, place: torch.device) -> None:
+    def penalty(lift: Callable[..., Any]) -> list[Tensor]:
+        leaves = [t.requires_grad_() for t in norm_relu_layer(NORMS[1], adds, place)]
+        loss = (lift(norm_relu_of(NORMS[1]))(*leaves) ** 3).sum()
+        slopes = torch.autograd.grad(loss, leaves, create_graph=True)
+        third = torch.autograd.grad(sum(s.pow(2).sum() for s in slopes), leaves, create_graph=True)
+        return [*slopes, *third, *torch.autograd.grad(sum(s.sum() for s in third), leaves)]
+
+    for got, want in zip(penalty(stacked), penalty(loop), strict=True):
+        assert_close(got, want, 1e-4)
+
+
+@on(PLACES)
+def test_norm_and_relu_that_is_not_covered(place: torch.device) -> None:
+    """Left to its parts, within the mode: types that differ meet in float32."""
+    x, weight, bias, beside = norm_relu_layer(NORMS[0], True, place)
+    with StackedOps(BF16):
+        mixed = vmap(lambda *row: norm_relu(row[0], 2, *row[1:]))(x.bfloat16(), weight, bias, beside)
+        wide = norm_relu(x[0], 2, weight[0], bias[0], beside[0, :1])
+        single = norm_relu(x[0, :, :, 0, 0], 2, weight[0], bias[0])
+    assert mixed.dtype == F32
+    assert_close(mixed, torch.stack([norm_relu(x[s], 2, weight[s], bias[s], beside[s]) for s in range(2)]), 2e-2)
+    assert_close(wide, norm_relu(x[0], 2, weight[0], bias[0], beside[0, :1]))
+    assert_close(single, norm_relu(x[0, :, :, 0, 0], 2, weight[0], bias[0]))
+
+
+@on(KERNEL_PLACES)
+def test_nan_passes_norm_and_relu(place: torch.device) -> None:
+    x, weight, bias = norm_relu_layer(NORMS[0], False, place)
+    x[0, 0, 0, 0, 0] = float("nan")
+    y = stacked(norm_relu_of(NORMS[0]))(x, weight, bias)
+    assert torch.equal(y.isnan(), loop(norm_relu_of(NORMS[0]))(x, weight, bias).isnan())
 
 
 @on(PLACES)

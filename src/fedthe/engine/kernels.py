@@ -450,6 +450,7 @@ def _norm_kernel(
     x: Block,
     weight: Block,
     bias: Block,
+    beside: Block,
     out: Block,
     mean: Block,
     rstd: Block,
@@ -457,19 +458,21 @@ def _norm_kernel(
     x_step: Block,
     w_step: Block,
     b_step: Block,
+    beside_step: Block,
     eps: Block,
     PIXELS: constexpr,
     GROUPS: constexpr,
     EACH: constexpr,
     SHARED: constexpr,
+    RELU: constexpr,
     BP: constexpr,
     BG: constexpr,
     BC: constexpr,
 ) -> None:
     """One program: one image. Blocks are [pixels, groups, channels of a group]; EACH channels to a group.
 
-    SHARED: all groups have the same EACH weights. Where one block holds the image, the compiler makes one of the three
-    loads.
+    SHARED: all groups have the same EACH weights. beside, if not None, is added to what was normalised; RELU: what is
+    negative then becomes 0. Where one block holds the image, the compiler makes one of the three loads.
     """
     pid = tl.program_id(0).to(tl.int64)
     s = pid // images
@@ -506,8 +509,14 @@ def _norm_kernel(
     for block in range(blocks):
         ok = known & (block * BP + p < PIXELS)
         value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
+        value = (value - middle) * a + b
+        if beside is not None:
+            at = beside + s * beside_step + pid % images * (PIXELS * GROUPS * EACH)
+            value += tl.load(at + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
+        if RELU:
+            value = tl.where(value < 0, 0.0, value)  # NaN stays, as in torch
         to = out + (pid * (PIXELS * GROUPS * EACH) + (block * (BP * GROUPS * EACH) + place))
-        tl.store(to, ((value - middle) * a + b).to(out.dtype.element_ty), mask=ok)
+        tl.store(to, value.to(out.dtype.element_ty), mask=ok)
     tl.store(mean + (pid * GROUPS + group), middle, mask=group < GROUPS)
     tl.store(rstd + (pid * GROUPS + group), scale, mask=group < GROUPS)
 
@@ -519,7 +528,9 @@ def _norm_grad_kernel(
     weight: Block,
     mean: Block,
     rstd: Block,
+    made: Block,
     out: Block,
+    out_beside: Block,
     parts: Block,
     images: Block,
     g_step: Block,
@@ -536,11 +547,13 @@ def _norm_grad_kernel(
     """One program: one image. parts [S, images, 2, weights] get its sums for the gradients by weight and bias.
 
     With h = (x - mean) rstd and u = weight g, the gradient by x is rstd (u - mean of u - h mean of (h u)), the means
-    over the group; and both are sums over channels of what parts get.
+    over the group; and both are sums over channels of what parts get. made, if not None, is what came out of a relu
+    after the norm: g counts only where that is not 0. out_beside, if not None, gets this g.
     """
     pid = tl.program_id(0).to(tl.int64)
     s = pid // images
     image = pid % images * (PIXELS * GROUPS * EACH)
+    first = pid * (PIXELS * GROUPS * EACH)  # of this image among all
     p = tl.arange(0, BP)[:, None, None]
     group = tl.arange(0, BG)[None, :, None]
     c = tl.arange(0, BC)[None, None, :]
@@ -564,6 +577,8 @@ def _norm_grad_kernel(
         ok = known & (block * BP + p < PIXELS)
         at = block * (BP * GROUPS * EACH) + place
         slope = tl.load(slopes + at, mask=ok, other=0.0).to(tl.float32)
+        if made is not None:
+            slope = tl.where(tl.load(made + (first + at), mask=ok, other=0.0) <= 0, 0.0, slope)
         hat = (tl.load(source + at, mask=ok, other=0.0).to(tl.float32) - middle) * scale
         by_weight += slope * hat
         by_bias += slope
@@ -576,9 +591,12 @@ def _norm_grad_kernel(
         ok = known & (block * BP + p < PIXELS)
         at = block * (BP * GROUPS * EACH) + place
         slope = tl.load(slopes + at, mask=ok, other=0.0).to(tl.float32)
+        if made is not None:
+            slope = tl.where(tl.load(made + (first + at), mask=ok, other=0.0) <= 0, 0.0, slope)
         hat = (tl.load(source + at, mask=ok, other=0.0).to(tl.float32) - middle) * scale
-        to = out + (pid * (PIXELS * GROUPS * EACH) + at)
-        tl.store(to, ((slope * w - shift - hat * lean) * scale).to(out.dtype.element_ty), mask=ok)
+        tl.store(out + (first + at), ((slope * w - shift - hat * lean) * scale).to(out.dtype.element_ty), mask=ok)
+        if out_beside is not None:
+            tl.store(out_beside + (first + at), slope.to(out.dtype.element_ty), mask=ok)
     if SHARED:
         to = parts + (pid * (2 * EACH) + c)
         tl.store(to, tl.sum(by_weight, 1, keep_dims=True), mask=c < EACH)
@@ -898,45 +916,62 @@ def _pool_launch(block: int) -> dict[str, int]:
 
 
 def group_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, how: Norm, tiles: NormTiles | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, how: Norm, tiles: NormTiles | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [S, n, c, h, w], weight and bias float32 [S, c] -> the same shape and type; and mean and 1 / deviation.
 
-    Those two are float32 [S, n, groups]. Where groups share them, weight and bias are [S, c / groups].
+    Those two are float32 [S, n, groups]. Where groups share them, weight and bias are [S, c / groups]. What is beside
+    has x's shape and is added, before the relu if there is one.
     """
     stack, n = x.shape[:2]
     shape = _norm_shape(x, how, tiles)
     weight, w_step = _rows(weight)
     bias, b_step = _rows(bias)
+    beside, beside_step = (None, 0) if beside is None else _channels_last(beside, x.dtype)
     x, x_step = _channels_last(x, x.dtype)
     out = x.new_empty((stack, *x.shape[1:]))
     mean, rstd = (x.new_empty((stack, n, how.groups), dtype=torch.float32) for _ in range(2))
+    steps = (x_step, w_step, b_step, beside_step)
     with torch.cuda.device_of(x):
-        _norm_kernel[(stack * n,)](x, weight, bias, out, mean, rstd, n, x_step, w_step, b_step, how.eps, **shape)
+        _norm_kernel[(stack * n,)](x, weight, bias, beside, out, mean, rstd, n, *steps, how.eps, RELU=how.relu, **shape)
     return out.permute(0, 1, 4, 2, 3), mean, rstd
 
 
 def group_norm_grad(
-    g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, how: Norm, tiles: NormTiles | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """g [S, n, c, h, w] by the result -> the gradients by x, in its type, and by weight and bias, float32 as they."""
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    made: Tensor | None,
+    how: Norm,
+    tiles: NormTiles | None = None,
+) -> tuple[Tensor, ...]:
+    """g [S, n, c, h, w] by the result -> the gradients by x, in its type, and by weight and bias, float32 as they.
+
+    made: the result itself, if there was a relu. The gradient by what was beside comes last, if there was something.
+    """
     stack, n, c = *x.shape[:2], weight.shape[1]
     shape = _norm_shape(x, how, tiles)
     weight, w_step = _rows(weight)
     g, g_step = _channels_last(g, x.dtype)
+    made = made if made is None else made.permute(0, 1, 3, 4, 2).contiguous()
     x, x_step = _channels_last(x, x.dtype)
-    out = x.new_empty((stack, *x.shape[1:]))
+    outs = [x.new_empty((stack, *x.shape[1:])) for _ in range(1 + how.beside)]
     parts = x.new_empty((stack, n, 2, c), dtype=torch.float32)
     sums = x.new_empty((stack, 2, c), dtype=torch.float32)
     block = _power_of_two(2 * c, 1, 64)
+    steps = (g_step, x_step, w_step)
+    to = (outs[0], outs[1] if how.beside else None, parts)
     with torch.cuda.device_of(x):
         _norm_grad_kernel[(stack * n,)](
-            g, x, weight, mean.contiguous(), rstd.contiguous(), out, parts, n, g_step, x_step, w_step, **shape
+            g, x, weight, mean.contiguous(), rstd.contiguous(), made, *to, n, *steps, **shape
         )
         _sum_images_kernel[(stack * _cdiv(2 * c, block),)](
             parts, sums, n, BLOCKS=_cdiv(n, IMAGES_BLOCK), VALUES=2 * c, BI=IMAGES_BLOCK, BV=block
         )
-    return out.permute(0, 1, 4, 2, 3), sums[:, 0], sums[:, 1]
+    by_x, *by_beside = (out.permute(0, 1, 4, 2, 3) for out in outs)
+    return by_x, sums[:, 0], sums[:, 1], *by_beside
 
 
 def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None) -> dict[str, int]:

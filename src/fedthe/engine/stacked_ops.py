@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..data.augment import has_triton
+from ..nets.layers import norm_relu, norm_relu_plainly
 
 Pair = tuple[int, int]
 Dim = int | None
@@ -84,6 +85,8 @@ class Norm:
     groups: int
     eps: float
     shared: bool = False  # all groups have the same weights
+    beside: bool = False  # something is added to what was normalised
+    relu: bool = False
 
 
 def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
@@ -360,25 +363,26 @@ def _lift_pool(
 class GroupNorm(Function):
     """x [S, n, c, h, w], weight and bias float32 [S, c] -> the same as x; and mean and 1 / deviation [S, n, groups]
 
-    Where groups share their weights, weight and bias are [S, c / groups].
+    Where groups share their weights, weight and bias are [S, c / groups]. What is beside is like x, or None.
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, how: Norm) -> tuple[Tensor, Tensor, Tensor]:
-        return _kernels().group_norm(x, weight, bias, how)  # type: ignore[no-any-return]
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, how: Norm) -> tuple[Tensor, ...]:
+        return _kernels().group_norm(x, weight, bias, beside, how)  # type: ignore[no-any-return]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Norm], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, ctx.how = inputs
-        ctx.save_for_backward(x, weight, *output[1:])
-        ctx.mark_non_differentiable(*output[1:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, *_, ctx.how = inputs
+        y, mean, rstd = output
+        ctx.save_for_backward(x, weight, mean, rstd, y if ctx.how.relu else None)
+        ctx.mark_non_differentiable(mean, rstd)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         if g is None:
-            return None, None, None, None
-        slopes = _run(GroupNormGrad, g, *ctx.saved_tensors, ctx.how)
+            return None, None, None, None, None
+        slopes = (*_run(GroupNormGrad, g, *ctx.saved_tensors, ctx.how), None)[:4]
         return *(t if asked else None for t, asked in zip(slopes, ctx.needs_input_grad, strict=False)), None
 
     @staticmethod
@@ -387,33 +391,38 @@ class GroupNorm(Function):
 
 
 class GroupNormGrad(Function):
-    """g, x [S, n, c, h, w], weight [S, c], mean and 1 / deviation [S, n, groups] -> gradients by x, weight and bias"""
+    """g, x [S, n, c, h, w], weight [S, c], mean and 1 / deviation [S, n, groups] -> gradients by x, weight and bias
+
+    made: what a relu after the norm gave, or None. The gradient by what was beside comes last, if there was something.
+    """
 
     @staticmethod
     def forward(
-        g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, how: Norm
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return _kernels().group_norm_grad(g, x, weight, mean, rstd, how)  # type: ignore[no-any-return]
+        g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, made: Tensor | None, how: Norm
+    ) -> tuple[Tensor, ...]:
+        return _kernels().group_norm_grad(g, x, weight, mean, rstd, made, how)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.how = inputs
-        ctx.save_for_backward(*tensors[:3])
+        g, x, weight, _, _, made, ctx.how = inputs
+        ctx.save_for_backward(g, x, weight, made)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Few methods come here, so this is torch's own work; the mean and deviation are seen as functions of x."""
-        back: Any = torch.func.vjp(lambda g, x, weight: _group_norm_grads(g, x, weight, ctx.how), *ctx.saved_tensors)[1]
-        return *back(slopes), None, None, None
+        *inputs, made = ctx.saved_tensors
+        back: Any = torch.func.vjp(lambda g, x, weight: _group_norm_grads(g, x, weight, made, ctx.how), *inputs)[1]
+        return *back(slopes), None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         return _lift_norm(GroupNormGrad, info.batch_size, in_dims, inputs)
 
 
-def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, how: Norm) -> tuple[Tensor, Tensor, Tensor]:
+def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, made: Tensor | None, how: Norm) -> tuple[Tensor, ...]:
     """`GroupNormGrad` in plain torch."""
     split, dims = (how.groups, -1), (3, 4, 5)  # of [S, n, groups, c / groups, h, w]
+    g = g if made is None else torch.where(made <= 0, 0, g)
     slope, value = (t.float().unflatten(2, split) for t in (g, x))
     apart = value - value.mean(dims, keepdim=True)
     scale = (apart.square().mean(dims, keepdim=True) + how.eps).rsqrt()
@@ -422,15 +431,16 @@ def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, how: Norm) -> tuple[
     by_x = scale * (u - u.mean(dims, keepdim=True) - hat * (u * hat).mean(dims, keepdim=True))
     over = (1, 2, 4, 5) if how.shared else (1, 4, 5)
     by_weight, by_bias = (t.sum(over).flatten(1) for t in (slope * hat, slope))
-    return by_x.flatten(2, 3).to(x.dtype), by_weight, by_bias
+    return by_x.flatten(2, 3).to(x.dtype), by_weight, by_bias, *([g.to(x.dtype)] if how.beside else [])
 
 
 def _lift_norm(
     function: Any, size: int, in_dims: Sequence[Dim], inputs: Sequence[Any]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     *tensors, how = inputs
-    folded = [_fold(t, dim, size) for t, dim in zip(tensors, in_dims, strict=False)]
-    return tuple(t.unflatten(0, (size, -1)) for t in _run(function, *folded, how)), (0, 0, 0)
+    folded = [t if t is None else _fold(t, dim, size) for t, dim in zip(tensors, in_dims, strict=False)]
+    outs = tuple(t.unflatten(0, (size, -1)) for t in _run(function, *folded, how))
+    return outs, (0,) * len(outs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -566,10 +576,32 @@ def _group_norm(
     cudnn_enabled: bool = True,
 ) -> Any:
     """In the input's type, with float32 within."""
-    covered = use_kernels(input) and input.ndim == 4 and 0 not in input.shape and input.dtype in TYPES
-    if not covered or num_groups < 1 or input.shape[1] % num_groups or input.numel() == num_groups:
+    return _norm_images(input, weight, bias, None, Norm(num_groups, eps))
+
+
+def _norm_relu(
+    mode: StackedOps,
+    x: Tensor,
+    groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    beside: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    y = NotImplemented
+    if beside is None or (beside.shape == x.shape and beside.dtype == x.dtype):
+        y = _norm_images(x, weight, bias, beside, Norm(groups, eps, beside=beside is not None, relu=True))
+    if y is NotImplemented:
+        with mode:  # which is off in here, and has more to say about each part
+            return norm_relu_plainly(x, groups, weight, bias, beside, eps)
+    return y
+
+
+def _norm_images(x: Tensor, weight: Tensor | None, bias: Tensor | None, beside: Tensor | None, how: Norm) -> Any:
+    covered = use_kernels(x) and x.ndim == 4 and 0 not in x.shape and x.dtype in TYPES
+    if not covered or how.groups < 1 or x.shape[1] % how.groups or x.numel() == how.groups:
         return NotImplemented
-    return _norm(input, weight, bias, input.shape[1], Norm(num_groups, eps))
+    return _norm(x, weight, bias, beside, x.shape[1], how)
 
 
 LAYER_BLOCK = 8192  # values of rows that a kernel normalises at once
@@ -592,16 +624,17 @@ def _layer_norm(
     block = 1 << (LAYER_BLOCK // width).bit_length() - 1  # a power of two
     groups = math.gcd(input.numel() // width, block)
     images = input.float().reshape(-1, groups * width)[:, :, None, None]
-    y = _norm(images, weight, bias, width, Norm(groups, eps, shared=True))
+    y = _norm(images, weight, bias, None, width, Norm(groups, eps, shared=True))
     return y if y is NotImplemented else y.reshape(input.shape)
 
 
-def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, width: int, how: Norm) -> Any:
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, beside: Tensor | None, width: int, how: Norm) -> Any:
     if any(t is not None and (t.shape != (width,) or t.dtype not in TYPES) for t in (weight, bias)):
         return NotImplemented
     weight = torch.ones(width, device=x.device) if weight is None else weight.float()
     bias = torch.zeros(width, device=x.device) if bias is None else bias.float()
-    return _run(GroupNorm, x[None], weight[None], bias[None], how)[0].squeeze(0)
+    beside = beside if beside is None else beside[None]
+    return _run(GroupNorm, x[None], weight[None], bias[None], beside, how)[0].squeeze(0)
 
 
 def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -635,4 +668,5 @@ OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.layer_norm: _layer_norm,
     F.layer_norm: _layer_norm,
     F.linear: _linear,
+    norm_relu: _norm_relu,
 }

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..tree import Tree
+from .layers import norm_relu
 from .net import Net, Start, norm
 
 
@@ -54,13 +55,15 @@ class ResNet20GN(Net):
     def _norm(self, x: Tensor, params: Tree) -> Tensor:
         return F.group_norm(x, self.groups, params["weight"], params["bias"])
 
+    def _norm_relu(self, x: Tensor, params: Tree, beside: Tensor | None = None) -> Tensor:
+        return norm_relu(x, self.groups, params["weight"], params["bias"], beside)
+
     def features(self, body: Tree, x: Tensor) -> Tensor:
-        x = F.relu(self._norm(F.conv2d(x, body["conv"], padding=1), body["norm"]))
+        x = self._norm_relu(F.conv2d(x, body["conv"], padding=1), body["norm"])
         for name, into, out in self._blocks():
             block, stride = body[name], 1 if into == out else 2
-            y = F.relu(self._norm(F.conv2d(x, block["conv1"], stride=stride, padding=1), block["norm1"]))
-            y = self._norm(F.conv2d(y, block["conv2"], padding=1), block["norm2"])
+            y = self._norm_relu(F.conv2d(x, block["conv1"], stride=stride, padding=1), block["norm1"])
             if into != out:
                 x = self._norm(F.conv2d(x, block["short"], stride=stride), block["short_norm"])
-            x = F.relu(x + y)
+            x = self._norm_relu(F.conv2d(y, block["conv2"], padding=1), block["norm2"], beside=x)
         return x.mean((2, 3))

@@ -1,0 +1,37 @@
+"""Layers that are several of torch's and that an engine may do in one kernel.
+
+Each is a plain function of tensors. As torch's own functions do, it first asks whether a mode wants to take over the
+call: `engine.stacked_ops` does, on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
+
+
+def _offered(plainly: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(plainly)
+    def layer(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if has_torch_function(tensors):  # also where any mode is on
+            return handle_torch_function(layer, tensors, *args, **kwargs)  # type: ignore[no-any-return]
+        return plainly(*args, **kwargs)
+
+    return layer
+
+
+def norm_relu_plainly(
+    x: Tensor, groups: int, weight: Tensor, bias: Tensor, beside: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """The relu of x [n, c, h, w] normalised in groups, plus what is beside it."""
+    y = F.group_norm(x, groups, weight, bias, eps)
+    return F.relu(y if beside is None else y + beside)
+
+
+norm_relu = _offered(norm_relu_plainly)
