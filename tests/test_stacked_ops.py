@@ -720,6 +720,25 @@ def test_any_tiles_give_the_same(place: torch.device) -> None:
             assert_close(a, b)
 
 
+@pytest.mark.parametrize("pixels", [2, 4])
+@pytest.mark.parametrize("case", [case for case in CONVOLUTIONS if case[1] != 32])
+@on(KERNEL_PLACES)
+def test_pixels_side_by_side_in_one_row_give_the_same(case: tuple[Any, ...], pixels: int, place: torch.device) -> None:
+    from fedthe.engine import kernels
+
+    n, c, h, w, o, kernel, stride, padding = case
+    how = Geometry(kernel, stride, padding, (h, w))
+    x, weight = layer(case, 2, place)
+    g = draw(2, n, o, *how.out, seed=3, device=place)
+    want = kernels.conv(x, weight, how), kernels.conv_input_grad(g, weight, how)
+    for k in (16, 64):
+        cut = kernels.Tiles(32, 16, k, 4, 1, pixels)
+        for a, b in zip(
+            (kernels.conv(x, weight, how, cut), kernels.conv_input_grad(g, weight, how, cut)), want, strict=True
+        ):
+            assert_close(a, b)
+
+
 @on(KERNEL_PLACES)
 def test_results_lie_with_channels_last(place: torch.device) -> None:
     from fedthe.engine import kernels

@@ -45,6 +45,7 @@ class Tiles(NamedTuple):
     k: int
     warps: int
     stages: int
+    pixels: int = 1  # of `conv` and `conv_input_grad`: pixels side by side that are one row of the result
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -153,75 +154,101 @@ def _conv_kernel(
     INSIDE: constexpr,
     PRECISION: constexpr,
     WIDEN: constexpr,
+    PIXELS: constexpr,
     BM: constexpr,
     BN: constexpr,
     BK: constexpr,
 ) -> None:
     """out[s, m, o] = sum over taps and c of x[s, where tap meets m, c] w[s, tap, c, o]; m counts (image, y, x).
 
+    A row of the product makes PIXELS pixels side by side, from the span of pixels that all their windows cover: its
+    columns are (pixel, o), and a weight is 0 where a pixel's window does not reach. Few channels then fill a tile, and
+    windows that overlap are loaded once. (An infinite value makes NaN of its neighbours, too.)
+
     x_step and w_step: values from one client to the next (0: the same for all). W_FIRST: where the first tap's weights
     are; W_DOWN, W_RIGHT, W_IN, W_OUT: values from there to the tap below, beside, to the next input and output channel.
     out has images of TO_H times TO_W pixels, of which only every STEP-th is written, from TO_Y and TO_X on. INSIDE: no
     tap ever falls beside the image.
     """
+    ACROSS: constexpr = OUT_W // PIXELS
+    SPAN: constexpr = (PIXELS - 1) * STRIDE_X + KW
+    LINE: constexpr = SPAN * C  # of one row of taps; contiguous in memory
     tiles_m = tl.cdiv(rows, BM)
-    tiles_n = (O + BN - 1) // BN
+    tiles_n = (PIXELS * O + BN - 1) // BN
     pid = tl.program_id(0)
     m = pid % tiles_m * BM + tl.arange(0, BM)
-    o = pid // tiles_m % tiles_n * BN + tl.arange(0, BN)
+    column = pid // tiles_m % tiles_n * BN + tl.arange(0, BN)
     s = (pid // (tiles_m * tiles_n)).to(tl.int64)  # S n h w c is more than 2**31
+    pixel = column // O
+    o = column % O if PIXELS > 1 else column
 
-    image = (m // (OUT_H * OUT_W)).to(tl.int64)
-    place = m % (OUT_H * OUT_W)
-    top = (place // OUT_W * STRIDE_Y - PAD_Y)[:, None]
-    left = (place % OUT_W * STRIDE_X - PAD_X)[:, None]
+    image = (m // (OUT_H * ACROSS)).to(tl.int64)
+    place = m % (OUT_H * ACROSS)
+    top = (place // ACROSS * STRIDE_Y - PAD_Y)[:, None]
+    left = (place % ACROSS * (PIXELS * STRIDE_X) - PAD_X)[:, None]
     images = (x + s * x_step + image * (H * W * C))[:, None]
     weights = w + s * w_step
     real = (m < rows)[:, None]
+    wanted = (column < PIXELS * O)[None, :]
 
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range((KH * KW * C + BK - 1) // BK):
-        if C % BK == 0:  # one tap per step: addresses are [BM, 1], plus contiguous channels
+    for step in range((KH * LINE + BK - 1) // BK):
+        if PIXELS == 1 and C % BK == 0:  # one tap per step: addresses are [BM, 1], plus contiguous channels
             tap = step // (C // BK)
             c = step % (C // BK) * BK + tl.arange(0, BK)
-            y = top + tap // KW
-            z = left + tap % KW
+            ky = tap // KW
+            kx = tap % KW
+            y = top + ky
+            z = left + kx
+            ok = real
+        elif LINE % BK == 0:  # a part of one row of taps
+            k = step % (LINE // BK) * BK + tl.arange(0, BK)
+            c = k % C
+            ky = step // (LINE // BK)
+            kx = k // C
+            y = top + ky
+            z = left + kx[None, :]
             ok = real
         else:
             k = step * BK + tl.arange(0, BK)
-            tap = k // C
             c = k % C
-            y = top + (tap // KW)[None, :]
-            z = left + (tap % KW)[None, :]
-            ok = real & (k < KH * KW * C)[None, :]
+            ky = k // LINE
+            kx = k // C % SPAN
+            y = top + ky[None, :]
+            z = left + kx[None, :]
+            ok = real & (k < KH * LINE)[None, :]
         if not INSIDE:
             ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
         a = tl.load(images + ((y * W + z) * C + c[None, :]), mask=ok, other=0.0)
 
-        taps = W_FIRST + tap // KW * W_DOWN + tap % KW * W_RIGHT
-        at = weights + (taps + c * W_IN)[:, None] + (o * W_OUT)[None, :]
-        if C % BK == 0 and O % BN == 0:
+        at = weights + (W_FIRST + ky * W_DOWN + kx * W_RIGHT + c * W_IN)[:, None] + (o * W_OUT)[None, :]
+        some = wanted
+        if PIXELS > 1:
+            of = kx[:, None] - (pixel * STRIDE_X)[None, :]  # the tap that this is to that pixel
+            at -= (pixel * (STRIDE_X * W_RIGHT))[None, :]
+            some = some & (of >= 0) & (of < KW)
+        if LINE % BK != 0:
+            some = some & (k < KH * LINE)[:, None]
+        if PIXELS == 1 and LINE % BK == 0 and O % BN == 0:
             b = tl.load(at)
-        elif C % BK == 0:
-            b = tl.load(at, mask=(o < O)[None, :], other=0.0)
         else:
-            b = tl.load(at, mask=(tap < KH * KW)[:, None] & (o < O)[None, :], other=0.0)
+            b = tl.load(at, mask=some, other=0.0)
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
 
     if STEP_Y == 1 and STEP_X == 1:
-        to = s * rows + m
+        to = (s * rows + m) * PIXELS
     else:
-        down = TO_Y + place // OUT_W * STEP_Y
-        right = TO_X + place % OUT_W * STEP_X
-        to = (s * (rows // (OUT_H * OUT_W)) + image) * (TO_H * TO_W) + (down * TO_W + right)
-    at = out + (to * O)[:, None] + o[None, :]
-    if O % BN == 0:
+        down = TO_Y + place // ACROSS * STEP_Y
+        right = TO_X + place % ACROSS * (PIXELS * STEP_X)
+        to = (s * (rows // (OUT_H * ACROSS)) + image) * (TO_H * TO_W) + (down * TO_W + right)
+    at = out + (to * O)[:, None] + (pixel * (STEP_X * O) + o if PIXELS > 1 else o)[None, :]
+    if PIXELS * O % BN == 0:
         tl.store(at, acc.to(out.dtype.element_ty), mask=real)
     else:
-        tl.store(at, acc.to(out.dtype.element_ty), mask=real & (o < O)[None, :])
+        tl.store(at, acc.to(out.dtype.element_ty), mask=real & wanted)
 
 
 @_jit
@@ -751,14 +778,16 @@ def _launch_conv(
     down, right = ways
     height, width, c = x.shape[2:]
     stack, n, to_height, to_width, o = out.shape
-    rows = n * down.windows * right.windows
-    tiles = tiles or conv_tiles(rows, c, o, down.taps * right.taps, x.dtype)
+    tiles = tiles or conv_tiles(n * down.windows * right.windows, c, o, down.taps * right.taps, x.dtype)
+    if right.windows % tiles.pixels:
+        tiles = tiles._replace(pixels=1)
+    rows = n * down.windows * right.windows // tiles.pixels
     inside = all(
         way.padding <= 0 and (way.windows - 1) * way.stride - way.padding + way.taps <= size
         for way, size in ((down, height), (right, width))
     )
     with torch.cuda.device_of(x):
-        _conv_kernel[(stack * _cdiv(rows, tiles.m) * _cdiv(o, tiles.n),)](
+        _conv_kernel[(stack * _cdiv(rows, tiles.m) * _cdiv(tiles.pixels * o, tiles.n),)](
             x,
             w,
             out,
@@ -787,6 +816,7 @@ def _launch_conv(
             INSIDE=inside,
             PRECISION=precision,
             WIDEN=INTERPRETED,
+            PIXELS=tiles.pixels,
             BM=tiles.m,
             BN=tiles.n,
             BK=tiles.k,

@@ -588,7 +588,7 @@ def _norm_relu(
     beside: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    y = NotImplemented
+    y: Any = NotImplemented
     if beside is None or (beside.shape == x.shape and beside.dtype == x.dtype):
         y = _norm_images(x, weight, bias, beside, Norm(groups, eps, beside=beside is not None, relu=True))
     if y is NotImplemented:

@@ -20,7 +20,7 @@ def _offered(plainly: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def layer(*args: Any, **kwargs: Any) -> Tensor:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if has_torch_function(tensors):  # also where any mode is on
-            return handle_torch_function(layer, tensors, *args, **kwargs)  # type: ignore[no-any-return]
+            return handle_torch_function(layer, tensors, *args, **kwargs)
         return plainly(*args, **kwargs)
 
     return layer
