@@ -53,18 +53,30 @@ class Tiles(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype) -> Tiles:
-    """For `conv` and `conv_input_grad`: m are output positions, n output channels, k taps times input channels."""
+def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels: int = 1) -> Tiles:
+    """For `conv` and `conv_input_grad`: m are output positions, n output channels, k taps times input channels.
+
+    A pipeline of several stages loads past the first cache, and holds so much that few programs share a core: where
+    windows overlap and channels are few, many programs without one are better.
+    """
     if rows <= 64:  # a linear layer on a small batch only reads its weights: many small loads in flight
         return Tiles(_power_of_two(rows, 16, 64), _power_of_two(o, 16, 32), 64 if c % 64 == 0 else 32, 2, 4)
-    n = _power_of_two(o, 16, 128)
+    n = _power_of_two(pixels * o, 16, 128)
     if dtype != torch.bfloat16:
         return Tiles(128, n, 32 if c % 32 == 0 else _power_of_two(taps * c, 16, 32), 8 if n > 64 else 4, 3)
+    if pixels > 1:
+        return Tiles(128, n, 64, 8 if n > 32 else 4, 1, pixels)
     if c % 32:  # few channels: a step spans taps, so the fewer steps the better
-        return Tiles(256, n, _power_of_two(taps * c, 16, 128), 8 if n > 64 else 4, 2)
+        return Tiles(128, n, _power_of_two(taps * c, 16, 64), 8 if n > 64 else 4, 1)
     if c % 64 == 0:
         return Tiles(128, n, 64, 8 if n > 64 else 4, 3)
     return Tiles(256, n, 32, 8 if n > 64 else 4, 4)
+
+
+def pixels_in_a_row(c: int, across: Way, dtype: torch.dtype) -> int:
+    """For `conv_tiles`: two windows of three taps cover four pixels, a power of two. With many channels it is no use."""
+    overlap = across.taps == 3 and across.stride == 1 and across.windows % 2 == 0
+    return 2 if overlap and c <= 32 and dtype == torch.bfloat16 else 1
 
 
 def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype) -> Tiles:
@@ -778,7 +790,9 @@ def _launch_conv(
     down, right = ways
     height, width, c = x.shape[2:]
     stack, n, to_height, to_width, o = out.shape
-    tiles = tiles or conv_tiles(n * down.windows * right.windows, c, o, down.taps * right.taps, x.dtype)
+    if tiles is None:
+        pixels = pixels_in_a_row(c, right, x.dtype)
+        tiles = conv_tiles(n * down.windows * right.windows, c, o, down.taps * right.taps, x.dtype, pixels)
     if right.windows % tiles.pixels:
         tiles = tiles._replace(pixels=1)
     rows = n * down.windows * right.windows // tiles.pixels
