@@ -726,7 +726,7 @@ def test_any_tiles_give_the_same(place: torch.device) -> None:
 def test_pixels_side_by_side_in_one_row_give_the_same(case: tuple[Any, ...], pixels: int, place: torch.device) -> None:
     from fedthe.engine import kernels
 
-    n, c, h, w, o, kernel, stride, padding = case
+    n, _, h, w, o, kernel, stride, padding = case
     how = Geometry(kernel, stride, padding, (h, w))
     x, weight = layer(case, 2, place)
     g = draw(2, n, o, *how.out, seed=3, device=place)

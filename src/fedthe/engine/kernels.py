@@ -67,14 +67,14 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
     if pixels > 1:
         return Tiles(128, n, 64, 8 if n > 32 else 4, 1, pixels)
     if c % 32:  # few channels: a step spans taps, so the fewer steps the better
-        return Tiles(128, n, _power_of_two(taps * c, 16, 64), 8 if n > 64 else 4, 1)
+        return Tiles(256, n, _power_of_two(taps * c, 16, 128), 8 if n > 64 else 4, 2)
     if c % 64 == 0:
         return Tiles(128, n, 64, 8 if n > 64 else 4, 3)
     return Tiles(256, n, 32, 8 if n > 64 else 4, 4)
 
 
 def pixels_in_a_row(c: int, across: Way, dtype: torch.dtype) -> int:
-    """For `conv_tiles`: two windows of three taps cover four pixels, a power of two. With many channels it is no use."""
+    """For `conv_tiles`: two windows of three taps cover four pixels, a power of two. Many channels fill tiles anyway."""
     overlap = across.taps == 3 and across.stride == 1 and across.windows % 2 == 0
     return 2 if overlap and c <= 32 and dtype == torch.bfloat16 else 1
 
@@ -241,10 +241,8 @@ def _conv_kernel(
             some = some & (of >= 0) & (of < KW)
         if LINE % BK != 0:
             some = some & (k < KH * LINE)[:, None]
-        if PIXELS == 1 and LINE % BK == 0 and O % BN == 0:
-            b = tl.load(at)
-        else:
-            b = tl.load(at, mask=some, other=0.0)
+        whole: constexpr = PIXELS == 1 and LINE % BK == 0 and O % BN == 0
+        b = tl.load(at) if whole else tl.load(at, mask=some, other=0.0)
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
