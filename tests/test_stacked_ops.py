@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fedthe.engine import stacked_ops
 from fedthe.engine.fit import crop
-from fedthe.engine.stacked_ops import Geometry, Norm, Pool, StackedOps
-from fedthe.nets.layers import norm_relu
+from fedthe.engine.stacked_ops import Geometry, Norm, Pool, StackedOps, use_kernels
+from fedthe.nets.layers import attend, norm_relu
 from fedthe.types import scale
 
 CUDA = torch.cuda.is_available()
@@ -607,6 +607,57 @@ def test_layer_norm_that_is_not_covered(place: torch.device) -> None:
             F.layer_norm(x, (4,), x[0, 0, :3])
     assert torch.equal(got[0], F.layer_norm(x, (3, 4)))
     assert torch.equal(got[1], F.layer_norm(x[0, 0], (4,)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Attention
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+# n, tokens, heads, width
+ATTENTIONS = [(2, 16, 2, 16), (1, 5, 3, 7), (2, 1, 1, 20)]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("case", ATTENTIONS)
+@on(PLACES)
+def test_attention(case: tuple[int, ...], dtype: torch.dtype, place: torch.device) -> None:
+    n, tokens, heads, width = case
+    qkv = draw(2, n, tokens, 3 * heads * width, device=place)
+
+    def layer(qkv: Tensor) -> Tensor:
+        return attend(qkv, heads)
+
+    got = value_and_grads(stacked(layer, dtype), qkv)
+    for a, b in zip(got, value_and_grads(loop(layer), qkv.double()), strict=True):
+        assert a.dtype == F32
+        assert_close(a, b, 1e-5 if dtype == F32 else 4e-3)
+    one = value_and_grads(stacked(layer, dtype), qkv[:1])
+    if use_kernels(qkv):
+        for a, b in zip(one, got, strict=True):
+            assert torch.equal(a[0], b[0])
+
+
+@on(PLACES)
+def test_second_derivatives_of_attention_within_vmap(place: torch.device) -> None:
+    def slope(qkv: Tensor) -> Tensor:
+        def size(qkv: Tensor) -> Tensor:
+            return grad(lambda qkv: (attend(qkv, 2) ** 3).sum())(qkv).square().sum()
+
+        return grad(size)(qkv)
+
+    qkv = draw(2, 3, 1, 4, 12, device=place)
+    with StackedOps(F32):
+        got = vmap(vmap(slope))(qkv)
+    assert_close(got, torch.stack([torch.stack([slope(row) for row in rows]) for rows in qkv]), 1e-4)
+
+
+@on(PLACES)
+def test_attention_that_is_not_covered(place: torch.device) -> None:
+    for qkv in (draw(4, 12, device=place), draw(1, 65, 12, device=place), draw(1, 4, 12, device=place).double()):
+        with StackedOps(F32):
+            got = attend(qkv, 2)
+        assert torch.equal(got, attend(qkv, 2))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Triton kernels for many clients at once: convolutions and norms with weights per client, max-pooling, batches.
+"""Triton kernels for many clients at once: convolutions and norms with weights per client, pooling, attention, batches.
 
 Images lie in memory as [S, n, h, w, c] and weights as [S, o, kh, kw, c], S being the clients. All functions here take
 and give the logical order, [S, n, c, h, w] and [S, o, c, kh, kw], as permuted views of such memory; what lies otherwise
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .stacked_ops import Geometry, Norm, Pool
+    from .stacked_ops import Attention, Geometry, Norm, Pool
 
 # Not `import triton`: types are checked where there is no Triton, and the answer must not depend on that.
 triton: Any = importlib.import_module("triton")
@@ -74,7 +74,7 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
 
 
 def pixels_in_a_row(c: int, across: Way, dtype: torch.dtype) -> int:
-    """For `conv_tiles`: two windows of three taps cover four pixels, a power of two. Many channels fill tiles anyway."""
+    """For `conv_tiles`. Two windows of three taps cover four pixels, a power of two; many channels fill tiles alone."""
     overlap = across.taps == 3 and across.stride == 1 and across.windows % 2 == 0
     return 2 if overlap and c <= 32 and dtype == torch.bfloat16 else 1
 
@@ -113,6 +113,11 @@ def norm_tiles(pixels: int, c: int, dtype: torch.dtype) -> NormTiles:
     """For `group_norm` and `group_norm_grad`; c counts channels with each group filled up to a power of two."""
     block = _power_of_two(pixels, 1, max(1, 16384 // c))
     return NormTiles(block, _power_of_two(block * c // 1024, 2, 16))  # 32 values to a thread; see `_pool_launch`
+
+
+def attend_warps(tokens: int, width: int, grad: bool) -> int:
+    """For `attend` and `attend_grad`, of blocks that are filled up to powers of two. The gradient holds twice as much."""
+    return 8 if grad and tokens * width >= 64 * 64 else 4
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
@@ -668,6 +673,79 @@ def _sum_images_kernel(
 
 
 @_jit
+def _attend_kernel(
+    qkv: Block,
+    out: Block,
+    TOKENS: constexpr,
+    HEADS: constexpr,
+    EACH: constexpr,
+    SCALE: constexpr,
+    PRECISION: constexpr,
+    BT: constexpr,
+    BE: constexpr,
+) -> None:
+    """One program: one head of one image. qkv [images, TOKENS, 3, HEADS, EACH] to out [images, TOKENS, HEADS, EACH]"""
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid % HEADS
+    t = tl.arange(0, BT)
+    e = tl.arange(0, BE)
+    ok = (t < TOKENS)[:, None] & (e < EACH)[None, :]
+    at = (t * (3 * HEADS * EACH))[:, None] + e[None, :]
+    source = qkv + pid // HEADS * (TOKENS * 3 * HEADS * EACH) + head * EACH
+    q = tl.load(source + at, mask=ok, other=0.0)
+    k = tl.load(source + HEADS * EACH + at, mask=ok, other=0.0)
+    v = tl.load(source + 2 * HEADS * EACH + at, mask=ok, other=0.0)
+
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
+    scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
+    share = tl.exp(scores - tl.max(scores, 1)[:, None])
+    share = share / tl.sum(share, 1)[:, None]
+    mixed = tl.dot(share, v, input_precision=PRECISION)
+    to = out + pid // HEADS * (TOKENS * HEADS * EACH) + head * EACH
+    tl.store(to + (t * (HEADS * EACH))[:, None] + e[None, :], mixed, mask=ok)
+
+
+@_jit
+def _attend_grad_kernel(
+    g: Block,
+    qkv: Block,
+    out: Block,
+    TOKENS: constexpr,
+    HEADS: constexpr,
+    EACH: constexpr,
+    SCALE: constexpr,
+    PRECISION: constexpr,
+    BT: constexpr,
+    BE: constexpr,
+) -> None:
+    """One program: one head of one image. g is by the result, out by qkv; the shares are computed once more."""
+    pid = tl.program_id(0).to(tl.int64)
+    head = pid % HEADS
+    t = tl.arange(0, BT)
+    e = tl.arange(0, BE)
+    ok = (t < TOKENS)[:, None] & (e < EACH)[None, :]
+    first = pid // HEADS * (TOKENS * 3 * HEADS * EACH) + head * EACH
+    at = first + (t * (3 * HEADS * EACH))[:, None] + e[None, :]
+    q = tl.load(qkv + at, mask=ok, other=0.0)
+    k = tl.load(qkv + HEADS * EACH + at, mask=ok, other=0.0)
+    v = tl.load(qkv + 2 * HEADS * EACH + at, mask=ok, other=0.0)
+    slopes = g + pid // HEADS * (TOKENS * HEADS * EACH) + head * EACH
+    slope = tl.load(slopes + (t * (HEADS * EACH))[:, None] + e[None, :], mask=ok, other=0.0)
+
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
+    scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
+    share = tl.exp(scores - tl.max(scores, 1)[:, None])
+    share = share / tl.sum(share, 1)[:, None]
+    by_v = tl.dot(tl.trans(share), slope, input_precision=PRECISION)
+    tl.store(out + 2 * HEADS * EACH + at, by_v, mask=ok)
+
+    by_share = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
+    by_score = share * (by_share - tl.sum(share * by_share, 1)[:, None]) * SCALE
+    tl.store(out + at, tl.dot(by_score, k, input_precision=PRECISION), mask=ok)
+    tl.store(out + HEADS * EACH + at, tl.dot(tl.trans(by_score), q, input_precision=PRECISION), mask=ok)
+
+
+@_jit
 def _cut_kernel(
     images: Block,
     rows: Block,
@@ -1029,6 +1107,31 @@ def _rows(t: Tensor) -> tuple[Tensor, int]:
     if len(t) > 1 and t.stride(0) == 0:
         return t[0].contiguous(), 0
     return t.contiguous(), t.shape[1]
+
+
+def attend(qkv: Tensor, how: Attention) -> Tensor:
+    """float32 [n, tokens, 3 heads width] -> [n, tokens, heads width]"""
+    n, tokens, _ = qkv.shape
+    out = qkv.new_empty((n, tokens, how.heads * how.width))
+    with torch.cuda.device_of(qkv):
+        _attend_kernel[(n * how.heads,)](qkv.contiguous(), out, **_attend_launch(tokens, how, grad=False))
+    return out
+
+
+def attend_grad(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
+    """g [n, tokens, heads width] by the result -> the gradient by qkv, as that."""
+    n, tokens, _ = qkv.shape
+    out = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    with torch.cuda.device_of(qkv):
+        shape = _attend_launch(tokens, how, grad=True)
+        _attend_grad_kernel[(n * how.heads,)](g.contiguous(), qkv.contiguous(), out, **shape)
+    return out
+
+
+def _attend_launch(tokens: int, how: Attention, grad: bool) -> dict[str, Any]:
+    blocks = {"BT": _power_of_two(tokens, 16, 2 * tokens), "BE": _power_of_two(how.width, 16, 2 * how.width)}
+    shape = {"TOKENS": tokens, "HEADS": how.heads, "EACH": how.width, "SCALE": how.width**-0.5}
+    return {**shape, **blocks, "PRECISION": how.precision, "num_warps": attend_warps(*blocks.values(), grad)}
 
 
 def cut_batches(

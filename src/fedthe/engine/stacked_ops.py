@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..data.augment import has_triton
-from ..nets.layers import norm_relu, norm_relu_plainly
+from ..nets.layers import attend, attend_plainly, norm_relu, norm_relu_plainly
 
 Pair = tuple[int, int]
 Dim = int | None
@@ -87,6 +87,13 @@ class Norm:
     shared: bool = False  # all groups have the same weights
     beside: bool = False  # something is added to what was normalised
     relu: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    heads: int
+    width: int  # of a head
+    precision: str
 
 
 def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
@@ -444,6 +451,62 @@ def _lift_norm(
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Attention, on a card only. It has no weights: clients are more images
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Attend(Function):
+    """float32 qkv [n, tokens, 3 heads width] -> [n, tokens, heads width]"""
+
+    @staticmethod
+    def forward(qkv: Tensor, how: Attention) -> Tensor:
+        return _kernels().attend(qkv, how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Attention], output: Tensor) -> None:
+        qkv, ctx.how = inputs
+        ctx.save_for_backward(qkv)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return _run(AttendGrad, g, *ctx.saved_tensors, ctx.how), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], qkv: Tensor, how: Attention) -> tuple[Tensor, int]:
+        mixed = _run(Attend, _fold(qkv, in_dims[0], info.batch_size), how)
+        return mixed.unflatten(0, (info.batch_size, -1)), 0
+
+
+class AttendGrad(Function):
+    """g [n, tokens, heads width] by the result of `Attend`, and its qkv -> the gradient by that"""
+
+    @staticmethod
+    def forward(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
+        return _kernels().attend_grad(g, qkv, how)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Attention], output: Tensor) -> None:
+        g, qkv, ctx.how = inputs
+        ctx.save_for_backward(g, qkv)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
+        """Few methods come here, so this is torch's own work."""
+
+        def grads(g: Tensor, qkv: Tensor) -> Tensor:
+            back: Any = torch.func.vjp(lambda qkv: attend_plainly(qkv, ctx.how.heads), qkv)[1]
+            return back(g)[0]  # type: ignore[no-any-return]
+
+        back: Any = torch.func.vjp(grads, *ctx.saved_tensors)[1]
+        return *back(v), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, ...], g: Tensor, qkv: Tensor, how: Attention) -> tuple[Tensor, int]:
+        folded = (_fold(t, dim, info.batch_size) for t, dim in zip((g, qkv), in_dims, strict=False))
+        return _run(AttendGrad, *folded, how).unflatten(0, (info.batch_size, -1)), 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The mode
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -650,6 +713,18 @@ def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None
     return y if bias is None else y + bias
 
 
+ATTEND_MOST = 64  # tokens, and values of a head, that a kernel holds at once
+
+
+def _attend(mode: StackedOps, qkv: Tensor, heads: int) -> Any:
+    width = qkv.shape[-1] // (3 * heads)
+    covered = use_kernels(qkv) and qkv.ndim == 3 and 0 not in qkv.shape and qkv.dtype == torch.float32
+    if not covered or qkv.shape[-1] != 3 * heads * width or max(qkv.shape[1], width) > ATTEND_MOST:
+        with mode:
+            return attend_plainly(qkv, heads)
+    return _run(Attend, qkv, Attention(heads, width, FAST if mode.dtype == torch.bfloat16 else FULL))
+
+
 def _pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
@@ -669,4 +744,5 @@ OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.linear: _linear,
     norm_relu: _norm_relu,
+    attend: _attend,
 }

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..tree import Tree
+from .layers import attend
 from .net import Net, Start, norm
 
 DIM, HEADS, LAYERS = 128, 2, 4
@@ -38,14 +39,7 @@ def _norm(x: Tensor, params: Tree) -> Tensor:
 
 def _attend(layer: Tree, x: Tensor) -> Tensor:
     """x: [n, tokens, DIM]"""
-    # Written out: the fused attention has no rule for vmap on the CPU, and 64 tokens have little to fuse. Head by head:
-    # their parts of q, k and v are views that a matrix product takes as they lie.
-    parts = F.linear(x, layer["qkv"]).split(DIM // HEADS, -1)  # each [n, tokens, DIM / HEADS]
-    heads = []
-    for q, k, v in zip(parts[:HEADS], parts[HEADS : 2 * HEADS], parts[2 * HEADS :], strict=True):
-        scores = (q @ k.transpose(-1, -2)) * (DIM // HEADS) ** -0.5  # [n, tokens, tokens]
-        heads.append(scores.softmax(-1) @ v)
-    mixed = torch.cat(heads, -1)
+    mixed = attend(F.linear(x, layer["qkv"]), HEADS)
     return F.linear(mixed, layer["proj"]["weight"], layer["proj"]["bias"])
 
 

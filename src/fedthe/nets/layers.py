@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
@@ -35,3 +36,19 @@ def norm_relu_plainly(
 
 
 norm_relu = _offered(norm_relu_plainly)
+
+
+def attend_plainly(qkv: Tensor, heads: int) -> Tensor:
+    """Attention of tokens to each other: queries, keys and values [n, tokens, 3 * dim] -> [n, tokens, dim]"""
+    # Written out: the fused attention has no rule for vmap on the CPU. Head by head: their parts of q, k and v are
+    # views that a matrix product takes as they lie.
+    width = qkv.shape[-1] // (3 * heads)
+    parts = qkv.split(width, -1)  # each [n, tokens, width]
+    mixed = []
+    for q, k, v in zip(parts[:heads], parts[heads : 2 * heads], parts[2 * heads :], strict=True):
+        scores = (q @ k.transpose(-1, -2)) * width**-0.5  # [n, tokens, tokens]
+        mixed.append(scores.softmax(-1) @ v)
+    return torch.cat(mixed, -1)
+
+
+attend = _offered(attend_plainly)
