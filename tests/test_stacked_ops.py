@@ -678,6 +678,49 @@ def test_linear(shape: tuple[int, ...], own: bool, place: torch.device) -> None:
             assert_close(one, other, error)
 
 
+@pytest.mark.parametrize("rows", [3, 70])
+@on(PLACES)
+def test_a_rows_bits_after_linear_do_not_depend_on_the_number_of_rows(rows: int, place: torch.device) -> None:
+    x, w, b = draw(2, rows, 20, device=place), draw(2, 10, 20, seed=1, device=place), draw(2, 10, device=place)
+    both = value_and_grads(stacked(F.linear), x, w, b)
+    for one, two in zip(value_and_grads(stacked(F.linear), x[:1], w[:1], b[:1]), both, strict=True):
+        assert torch.equal(one[0], two[0]) or not use_kernels(x)
+
+
+@on(PLACES)
+def test_linear_with_what_all_rows_share(place: torch.device) -> None:
+    x, w, b = draw(2, 5, 20, device=place), draw(2, 10, 20, seed=1, device=place), draw(2, 10, device=place)
+    for in_dims in ((0, None, None), (0, 0, None), (0, None, 0), (None, None, 0), (None, 0, 0)):
+        inputs = [t if dim == 0 else t[0] for t, dim in zip((x, w, b), in_dims, strict=True)]
+
+        def stack(*inputs: Tensor, in_dims: Any = in_dims) -> Tensor:
+            with StackedOps(F32):
+                return vmap(F.linear, in_dims)(*inputs)
+
+        def plainly(*inputs: Tensor, in_dims: Any = in_dims) -> Tensor:
+            rows = ([t[s] if dim == 0 else t for t, dim in zip(inputs, in_dims, strict=True)] for s in (0, 1))
+            return torch.stack([F.linear(*row) for row in rows])
+
+        for got, want in zip(value_and_grads(stack, *inputs), value_and_grads(plainly, *inputs), strict=True):
+            assert_close(got, want)
+
+
+@on(PLACES)
+def test_second_derivatives_of_linear_within_vmap(place: torch.device) -> None:
+    def slopes(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        def size(*inputs: Tensor) -> Tensor:
+            return sum(s.square().sum() for s in grad(lambda *t: (F.linear(*t) ** 3).sum(), (0, 1, 2))(*inputs))
+
+        return grad(size, (0, 1, 2))(x, w, b)
+
+    inputs = draw(2, 3, 6, device=place), draw(2, 4, 6, seed=1, device=place), draw(2, 4, seed=2, device=place)
+    with StackedOps(F32):
+        got = vmap(slopes)(*inputs)
+    want = [slopes(*(t[s] for t in inputs)) for s in range(2)]
+    for k, a in enumerate(got):
+        assert_close(a, torch.stack([row[k] for row in want]), 2e-5)
+
+
 @on(PLACES)
 def test_bfloat16_ends_where_it_meets_float32(place: torch.device) -> None:
     x, w = draw(2, 4, 6, 6, device=place), draw(8, 4, 3, 3, device=place)
@@ -763,11 +806,11 @@ def test_any_tiles_give_the_same(place: torch.device) -> None:
     x, w = draw(2, 2, 16, 6, 6, device=place), draw(2, 24, 16, 3, 3, device=place)
     how = Geometry((3, 3), (2, 2), (1, 1), (6, 6))
     g = draw(2, 2, 24, 3, 3, device=place)
-    want = [kernels.conv(x, w, how), kernels.conv_input_grad(g, w, how), kernels.conv_weight_grad(x, g, how)]
+    want = [kernels.conv(x, w, how), kernels.conv_input_grad(g, w, how), kernels.conv_weight_grad(x, g, how)[0]]
     for tiles, splits in (((64, 16, 16, 4, 2), 2), ((64, 32, 32, 4, 2), 1), ((32, 32, 64, 8, 3), 3)):
         cut = kernels.Tiles(*tiles)
         got = [kernels.conv(x, w, how, cut), kernels.conv_input_grad(g, w, how, cut)]
-        for a, b in zip([*got, kernels.conv_weight_grad(x, g, how, cut, splits)], want, strict=True):
+        for a, b in zip([*got, *kernels.conv_weight_grad(x, g, how, cut, splits)], want, strict=True):
             assert_close(a, b)
 
 

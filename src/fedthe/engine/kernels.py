@@ -84,19 +84,22 @@ def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype) 
     n = _power_of_two(o, 16, 128)
     if rows <= 64:
         return Tiles(64, n, _power_of_two(rows, 16, 32), 2, 4)
+    if dtype != torch.bfloat16:  # not in stages: positions do not lie last, so float32 is put in order on the way
+        return Tiles(64, n, 32, 4, 1)
     m = 64 if taps * c > 128 else _power_of_two(taps * c, 16, 128)
-    k = 64 if dtype == torch.bfloat16 else 32
-    return Tiles(m, n, k, warps=8 if m * n > 64 * 64 else 4, stages=3)
+    return Tiles(m, n, 64, warps=8 if m * n > 64 * 64 else 4, stages=3)
 
 
 def weight_grad_splits(rows: int, c: int, o: int, taps: int, tiles: Tiles) -> int:
     """Into how many parts the sum over positions is cut, so that few clients with few weights still fill a card.
 
-    One client alone may have very many positions, namely all images of all clients where they share a weight.
+    One client alone may have very many positions, namely all images of all clients where they share a weight. The parts
+    are written and read again, so they are to be small beside images and gradients.
     """
     programs = _cdiv(taps * c, tiles.m) * _cdiv(o, tiles.n)
     wanted = max(16 // programs, min(64, rows >> 15))
-    return max(1, min(wanted, _cdiv(rows, tiles.k)))
+    cheap = rows * (c + o) // (4 * taps * c * o)
+    return max(1, min(wanted, cheap, _cdiv(rows, tiles.k)))
 
 
 def pool_block(values: int) -> int:
@@ -116,7 +119,7 @@ def norm_tiles(pixels: int, c: int, dtype: torch.dtype) -> NormTiles:
 
 
 def attend_warps(tokens: int, width: int, grad: bool) -> int:
-    """For `attend` and `attend_grad`, of blocks that are filled up to powers of two. The gradient holds twice as much."""
+    """For `attend` and `attend_grad`, whose blocks are filled up to powers of two. A gradient holds twice as much."""
     return 8 if grad and tokens * width >= 64 * 64 else 4
 
 
@@ -141,10 +144,12 @@ def _jit(kernel: Callable[..., None]) -> Any:
 def _conv_kernel(
     x: Block,
     w: Block,
+    bias: Block,
     out: Block,
     rows: Block,
     x_step: Block,
     w_step: Block,
+    b_step: Block,
     H: constexpr,
     W: constexpr,
     C: constexpr,
@@ -180,7 +185,8 @@ def _conv_kernel(
 
     A row of the product makes PIXELS pixels side by side, from the span of pixels that all their windows cover: its
     columns are (pixel, o), and a weight is 0 where a pixel's window does not reach. Few channels then fill a tile, and
-    windows that overlap are loaded once. (An infinite value makes NaN of its neighbours, too.)
+    windows that overlap are loaded once. (An infinite value makes NaN of its neighbours, too.) bias[s, o], if not None,
+    is added.
 
     x_step and w_step: values from one client to the next (0: the same for all). W_FIRST: where the first tap's weights
     are; W_DOWN, W_RIGHT, W_IN, W_OUT: values from there to the tap below, beside, to the next input and output channel.
@@ -253,6 +259,8 @@ def _conv_kernel(
             b = b.to(tl.float32)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
 
+    if bias is not None:
+        acc += tl.load(bias + s * b_step + o, mask=column < PIXELS * O, other=0.0)[None, :]
     if STEP_Y == 1 and STEP_X == 1:
         to = (s * rows + m) * PIXELS
     else:
@@ -271,6 +279,7 @@ def _weight_grad_kernel(
     x: Block,
     g: Block,
     out: Block,
+    by_bias: Block,
     rows: Block,
     x_step: Block,
     g_step: Block,
@@ -299,6 +308,7 @@ def _weight_grad_kernel(
     """out[split, s, o, tap, c] = sum over the split's positions m of x[s, where tap meets m, c] g[s, m, o].
 
     A split has BLOCKS blocks of BK positions, the last one maybe fewer. out_step: values from one split to the next.
+    by_bias[split, s, o], if not None, gets the sum of g alone.
     """
     tiles_m = (KH * KW * C + BM - 1) // BM
     tiles_n = (O + BN - 1) // BN
@@ -315,6 +325,7 @@ def _weight_grad_kernel(
     images = x + s * x_step
     grads = g + s * g_step
 
+    total = tl.zeros((BN,), dtype=tl.float32)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for block in range(BLOCKS):
         m = (split * BLOCKS + block) * BK + tl.arange(0, BK)
@@ -338,7 +349,12 @@ def _weight_grad_kernel(
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        if by_bias is not None:
+            total += tl.sum(b.to(tl.float32), 0)
 
+    if by_bias is not None:  # all tiles of taps have the same: the first one says it
+        to = by_bias + split.to(tl.int64) * (out_step // (KH * KW * C)) + s * O + o
+        tl.store(to, total, mask=(o < O) & (pid % tiles_m == 0))
     base = out + split.to(tl.int64) * out_step + s * (O * KH * KW * C)
     tl.store(
         base + (o * (KH * KW * C))[None, :] + k[:, None],
@@ -782,8 +798,11 @@ def _cut_kernel(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
-    """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow] in x's type. w is cast to it, sums are float32."""
+def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None, bias: Tensor | None = None) -> Tensor:
+    """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow] in x's type. w is cast to it, sums are float32.
+
+    A bias [S, o] is float32.
+    """
     stack, n, c = x.shape[:3]
     o, (rows, columns) = w.shape[1], how.kernel
     x, x_step = _channels_last(x, x.dtype)
@@ -791,20 +810,23 @@ def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Ten
     out = x.new_empty((stack, n, *how.out, o))
     steps = {"W_FIRST": 0, "W_DOWN": columns * c, "W_RIGHT": c, "W_IN": 1, "W_OUT": rows * columns * c}
     ways = (Way(how.out[i], how.kernel[i], how.stride[i], how.padding[i], 0, 1) for i in (0, 1))
-    _launch_conv(x, x_step, w, w_step, out, (*ways,), steps, how.precision, tiles)
+    _launch_conv(x, x_step, w, w_step, bias, out, (*ways,), steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 
 def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
     """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> the gradient by the input, [S, n, c, h, w] in g's type.
 
-    A convolution of g with the weights turned round. With a stride, pixels of the input differ in which taps met them,
+    A convolution of g with the weights turned round, and, in float32, copied so that the channels it adds up lie last:
+    tensor cores take float32 in no other order. With a stride, pixels of the input differ in which taps met them,
     in as many ways as the stride has steps: each is a convolution of its own, with those taps.
     """
     stack, n = g.shape[:2]
-    c, (rows, columns) = w.shape[2], how.kernel
+    o, c, (rows, columns) = *w.shape[1:3], how.kernel
     g, g_step = _channels_last(g, g.dtype)
-    w, w_step = _channels_last(w, g.dtype)
+    turned = g.dtype == torch.float32
+    w, w_step = _channels_last(w.transpose(1, 2) if turned else w, g.dtype)
+    last, into, out_of = (o, 1, rows * columns * o) if turned else (c, rows * columns * c, 1)
     down, right = (_ways_back(how, axis) for axis in (0, 1))
     all_met = all(way.taps for way in (*down, *right))
     out = (g.new_empty if all_met else g.new_zeros)((stack, n, *how.size, c))
@@ -812,15 +834,15 @@ def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = N
         for other in right:
             if one.windows and other.windows and one.taps and other.taps:
                 # From the last tap of this way, by strides to the first.
-                last = [_last_tap(way, how, axis) for axis, way in enumerate((one, other))]
+                y, z = (_last_tap(way, how, axis) for axis, way in enumerate((one, other)))
                 steps = {
-                    "W_FIRST": (last[0] * columns + last[1]) * c,
-                    "W_DOWN": -how.stride[0] * columns * c,
-                    "W_RIGHT": -how.stride[1] * c,
-                    "W_IN": rows * columns * c,
-                    "W_OUT": 1,
+                    "W_FIRST": (y * columns + z) * last,
+                    "W_DOWN": -how.stride[0] * columns * last,
+                    "W_RIGHT": -how.stride[1] * last,
+                    "W_IN": into,
+                    "W_OUT": out_of,
                 }
-                _launch_conv(g, g_step, w, w_step, out, (one, other), steps, how.precision, tiles)
+                _launch_conv(g, g_step, w, w_step, None, out, (one, other), steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 
@@ -856,6 +878,7 @@ def _launch_conv(
     x_step: int,
     w: Tensor,
     w_step: int,
+    bias: Tensor | None,
     out: Tensor,
     ways: tuple[Way, ...],
     steps: dict[str, int],
@@ -876,14 +899,17 @@ def _launch_conv(
         way.padding <= 0 and (way.windows - 1) * way.stride - way.padding + way.taps <= size
         for way, size in ((down, height), (right, width))
     )
+    bias, b_step = (None, 0) if bias is None else _rows(bias)
     with torch.cuda.device_of(x):
         _conv_kernel[(stack * _cdiv(rows, tiles.m) * _cdiv(tiles.pixels * o, tiles.n),)](
             x,
             w,
+            bias,
             out,
             rows,
             x_step,
             w_step,
+            b_step,
             H=height,
             W=width,
             C=c,
@@ -917,8 +943,11 @@ def _launch_conv(
 
 def conv_weight_grad(
     x: Tensor, g: Tensor, how: Geometry, tiles: Tiles | None = None, splits: int | None = None
-) -> Tensor:
-    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> the gradient by the weight, float32 [S, o, c, kh, kw]."""
+) -> tuple[Tensor, ...]:
+    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> the gradient by the weight, float32 [S, o, c, kh, kw].
+
+    And that by the bias, float32 [S, o], if there is one.
+    """
     stack, n, c, height, width = x.shape
     o, taps = g.shape[2], how.kernel[0] * how.kernel[1]
     rows = n * how.out[0] * how.out[1]
@@ -928,11 +957,13 @@ def conv_weight_grad(
     x, x_step = _channels_last(x, x.dtype)
     g, g_step = _channels_last(g, x.dtype)
     parts = x.new_empty((splits, stack, o, *how.kernel, c), dtype=torch.float32)
+    by_bias = x.new_empty((splits, stack, o), dtype=torch.float32) if how.bias else None
     with torch.cuda.device_of(x):
         _weight_grad_kernel[(stack * splits * _cdiv(taps * c, tiles.m) * _cdiv(o, tiles.n),)](
             x,
             g,
             parts,
+            by_bias,
             rows,
             x_step,
             g_step,
@@ -960,7 +991,8 @@ def conv_weight_grad(
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-    return _sum_splits(parts).permute(0, 1, 4, 2, 3)
+    by_weight = _sum_splits(parts).permute(0, 1, 4, 2, 3)
+    return (by_weight,) if by_bias is None else (by_weight, _sum_splits(by_bias))
 
 
 def _sum_splits(parts: Tensor) -> Tensor:
@@ -1131,7 +1163,7 @@ def attend_grad(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
 def _attend_launch(tokens: int, how: Attention, grad: bool) -> dict[str, Any]:
     blocks = {"BT": _power_of_two(tokens, 16, 2 * tokens), "BE": _power_of_two(how.width, 16, 2 * how.width)}
     shape = {"TOKENS": tokens, "HEADS": how.heads, "EACH": how.width, "SCALE": how.width**-0.5}
-    return {**shape, **blocks, "PRECISION": how.precision, "num_warps": attend_warps(*blocks.values(), grad)}
+    return {**shape, **blocks, "PRECISION": how.precision, "num_warps": attend_warps(blocks["BT"], blocks["BE"], grad)}
 
 
 def cut_batches(

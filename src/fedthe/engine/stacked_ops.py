@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ class Geometry:
     padding: Pair
     size: Pair
     precision: str = FULL
+    bias: bool = False  # there is one
 
     @property
     def out(self) -> Pair:
@@ -107,12 +108,12 @@ def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
 
 
 class Convolve(Function):
-    """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow]"""
+    """x [S, n, c, h, w], w [S, o, c, kh, kw], bias float32 [S, o] or None -> [S, n, o, oh, ow]"""
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, how: Geometry) -> Tensor:
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
         if use_kernels(x):
-            return _kernels().conv(x, w, how)  # type: ignore[no-any-return]
+            return _kernels().conv(x, w, how, bias=bias)  # type: ignore[no-any-return]
 
         def one(x: Tensor, w: Tensor) -> Tensor:
             # Not torch.conv2d: a backward may run within the mode, which would send that here again.
@@ -120,26 +121,26 @@ class Convolve(Function):
                 x, w, None, how.stride, how.padding, (1, 1), False, (0, 0), 1
             )
 
-        return _each(one, x, w).to(x.dtype)
+        y = _each(one, x, w)
+        return (y if bias is None else y + bias[:, None, :, None, None]).to(x.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: Tensor) -> None:
-        x, w, ctx.how = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Geometry], output: Tensor) -> None:
+        x, w, _, ctx.how = inputs
         ctx.save_for_backward(x, w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        by_x, by_w = ctx.needs_input_grad[:2]
-        return (
-            _run(InputGrad, g, w, ctx.how) if by_x else None,
-            _run(WeightGrad, x, g, ctx.how) if by_w else None,
-            None,
-        )
+        by_x, by_w, by_bias, _ = ctx.needs_input_grad
+        slopes = (*_run(WeightGrad, x, g, ctx.how), None) if by_w or by_bias else (None, None)
+        return _run(InputGrad, g, w, ctx.how) if by_x else None, slopes[0], slopes[1], None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], x: Tensor, w: Tensor, how: Geometry) -> tuple[Tensor, int]:
-        return _lift_by_weight(Convolve, info.batch_size, in_dims, x, w, how)
+    def vmap(
+        info: Any, in_dims: tuple[Dim, ...], x: Tensor, w: Tensor, bias: Tensor | None, how: Geometry
+    ) -> tuple[Tensor, int]:
+        return _lift_by_weight(Convolve, info.batch_size, in_dims, (x, w, bias), how)
 
 
 class InputGrad(Function):
@@ -166,21 +167,21 @@ class InputGrad(Function):
         g, w = ctx.saved_tensors
         by_g, by_w = ctx.needs_input_grad[:2]
         return (
-            _run(Convolve, v, w, ctx.how) if by_g else None,
-            _run(WeightGrad, v, g, ctx.how) if by_w else None,
+            _run(Convolve, v, w, None, replace(ctx.how, bias=False)) if by_g else None,
+            _run(WeightGrad, v, g, replace(ctx.how, bias=False))[0] if by_w else None,
             None,
         )
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, Dim, None], g: Tensor, w: Tensor, how: Geometry) -> tuple[Tensor, int]:
-        return _lift_by_weight(InputGrad, info.batch_size, in_dims, g, w, how)
+        return _lift_by_weight(InputGrad, info.batch_size, in_dims, (g, w), how)
 
 
 class WeightGrad(Function):
-    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> float32 [S, o, c, kh, kw]"""
+    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> float32 [S, o, c, kh, kw]; and [S, o] by the bias, if there is one"""
 
     @staticmethod
-    def forward(x: Tensor, g: Tensor, how: Geometry) -> Tensor:
+    def forward(x: Tensor, g: Tensor, how: Geometry) -> tuple[Tensor, ...]:
         if use_kernels(x):
             return _kernels().conv_weight_grad(x, g, how)  # type: ignore[no-any-return]
 
@@ -188,32 +189,36 @@ class WeightGrad(Function):
             like = g.new_empty((g.shape[1], *how.kernel, x.shape[1])).permute(0, 3, 1, 2)
             return _backward(g, x, like, how, 1)
 
-        return _each(one, x, g)
+        return _each(one, x, g), *([g.float().sum((1, 3, 4))] if how.bias else [])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: tuple[Tensor, ...]) -> None:
         x, g, ctx.how = inputs
         ctx.save_for_backward(x, g)
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, u: Tensor, by_bias: Tensor | None = None) -> tuple[Tensor | None, Tensor | None, None]:
         x, g = ctx.saved_tensors
         by_x, by_g = ctx.needs_input_grad[:2]
         return (
             _run(InputGrad, g, u, ctx.how) if by_x else None,
-            _run(Convolve, x, u, ctx.how) if by_g else None,
+            _run(Convolve, x, u, by_bias, ctx.how) if by_g else None,
             None,
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], x: Tensor, g: Tensor, how: Geometry) -> tuple[Tensor, int]:
-        return _lift(WeightGrad, info.batch_size, in_dims, x, g, how)
+    def vmap(info: Any, in_dims: tuple[Dim, ...], x: Tensor, g: Tensor, how: Geometry) -> tuple[Any, tuple[int, ...]]:
+        slopes = _lift(WeightGrad, info.batch_size, in_dims, (x, g), how)
+        return slopes, (0,) * len(slopes)
 
 
-def _lift(function: Any, size: int, in_dims: Sequence[Dim], a: Tensor, b: Tensor, how: Geometry) -> tuple[Tensor, int]:
+def _lift(
+    function: Any, size: int, in_dims: Sequence[Dim], tensors: Sequence[Tensor | None], how: Any
+) -> tuple[Tensor, ...]:
     """The new axis and the stack that is there already become one stack."""
-    a, b = _fold(a, in_dims[0], size), _fold(b, in_dims[1], size)
-    return _run(function, a, b, how).unflatten(0, (size, -1)), 0
+    folded = [t if t is None else _fold(t, dim, size) for t, dim in zip(tensors, in_dims, strict=False)]
+    made = _run(function, *folded, how)
+    return tuple(t.unflatten(0, (size, -1)) for t in (made if isinstance(made, tuple) else (made,)))
 
 
 def _fold(t: Tensor, dim: Dim, size: int) -> Tensor:
@@ -224,14 +229,15 @@ def _fold(t: Tensor, dim: Dim, size: int) -> Tensor:
 
 
 def _lift_by_weight(
-    function: Any, size: int, in_dims: Sequence[Dim], images: Tensor, w: Tensor, how: Geometry
+    function: Any, size: int, in_dims: Sequence[Dim], tensors: Sequence[Tensor | None], how: Geometry
 ) -> tuple[Tensor, int]:
     """As `_lift`; but a weight that all share sees the new axis as more images."""
-    if in_dims[1] is not None or in_dims[0] is None:
-        return _lift(function, size, in_dims, images, w, how)
+    images, *weights = tensors
+    if images is None or in_dims[0] is None or any(dim is not None for dim in in_dims[1:]):
+        return _lift(function, size, in_dims, tensors, how)[0], 0
     images = images.movedim(in_dims[0], 1)
     n = images.shape[2]
-    return _run(function, images.flatten(1, 2), w, how).unflatten(1, (size, n)), 1
+    return _run(function, images.flatten(1, 2), *weights, how).unflatten(1, (size, n)), 1
 
 
 def _images_last(t: Tensor) -> Tensor:
@@ -256,16 +262,24 @@ def _backward(g: Tensor, x: Tensor, w: Tensor, how: Geometry, which: int) -> Ten
     )[which]
 
 
-def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dtype: torch.dtype, precision: str = FULL) -> Tensor:
+def convolve(
+    x: Tensor,
+    w: Tensor,
+    stride: Pair,
+    padding: Pair,
+    dtype: torch.dtype,
+    precision: str = FULL,
+    bias: Tensor | None = None,
+) -> Tensor:
     """x [n, c, h, w], w [o, c, kh, kw] -> [n, o, oh, ow] of `dtype`; sums are float32.
 
     w is cast within, not before: its gradient then comes out in float32, not rounded to `dtype` on the way.
     """
-    how = Geometry(_pair(w.shape[2:]), stride, padding, _pair(x.shape[2:]), precision)
+    how = Geometry(_pair(w.shape[2:]), stride, padding, _pair(x.shape[2:]), precision, bias is not None)
     x, w = x.to(dtype), w.float()
     if use_kernels(x) and x.shape[1] % 4 and how.kernel != (1, 1):
         x, w = _fill_channels(x), _fill_channels(w)
-    y: Tensor = _run(Convolve, x[None], w[None], how)
+    y: Tensor = _run(Convolve, x[None], w[None], bias if bias is None else bias.float()[None], how)
     return y.squeeze(0)  # not y[0]: the way back through that fills a tensor with zeros first
 
 
@@ -331,7 +345,7 @@ class PoolScatter(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, Dim, None], g: Tensor, index: Tensor, pool: Pool) -> tuple[Tensor, int]:
-        return _lift_pool(PoolScatter, info.batch_size, in_dims, g, index, pool)
+        return _lift(PoolScatter, info.batch_size, in_dims, (g, index), pool)[0], 0
 
 
 class PoolPick(Function):
@@ -352,14 +366,7 @@ class PoolPick(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, Dim, None], x: Tensor, index: Tensor, pool: Pool) -> tuple[Tensor, int]:
-        return _lift_pool(PoolPick, info.batch_size, in_dims, x, index, pool)
-
-
-def _lift_pool(
-    function: Any, size: int, in_dims: Sequence[Dim], a: Tensor, b: Tensor, pool: Pool
-) -> tuple[Tensor, int]:
-    a, b = _fold(a, in_dims[0], size), _fold(b, in_dims[1], size)
-    return _run(function, a, b, pool).unflatten(0, (size, -1)), 0
+        return _lift(PoolPick, info.batch_size, in_dims, (x, index), pool)[0], 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -394,7 +401,8 @@ class GroupNorm(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _lift_norm(GroupNorm, info.batch_size, in_dims, inputs)
+        outs = _lift(GroupNorm, info.batch_size, in_dims, inputs[:-1], inputs[-1])
+        return outs, (0,) * len(outs)
 
 
 class GroupNormGrad(Function):
@@ -423,7 +431,8 @@ class GroupNormGrad(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        return _lift_norm(GroupNormGrad, info.batch_size, in_dims, inputs)
+        outs = _lift(GroupNormGrad, info.batch_size, in_dims, inputs[:-1], inputs[-1])
+        return outs, (0,) * len(outs)
 
 
 def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, made: Tensor | None, how: Norm) -> tuple[Tensor, ...]:
@@ -439,15 +448,6 @@ def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, made: Tensor | None,
     over = (1, 2, 4, 5) if how.shared else (1, 4, 5)
     by_weight, by_bias = (t.sum(over).flatten(1) for t in (slope * hat, slope))
     return by_x.flatten(2, 3).to(x.dtype), by_weight, by_bias, *([g.to(x.dtype)] if how.beside else [])
-
-
-def _lift_norm(
-    function: Any, size: int, in_dims: Sequence[Dim], inputs: Sequence[Any]
-) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    *tensors, how = inputs
-    folded = [t if t is None else _fold(t, dim, size) for t, dim in zip(tensors, in_dims, strict=False)]
-    outs = tuple(t.unflatten(0, (size, -1)) for t in _run(function, *folded, how))
-    return outs, (0,) * len(outs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -473,8 +473,7 @@ class Attend(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], qkv: Tensor, how: Attention) -> tuple[Tensor, int]:
-        mixed = _run(Attend, _fold(qkv, in_dims[0], info.batch_size), how)
-        return mixed.unflatten(0, (info.batch_size, -1)), 0
+        return _lift(Attend, info.batch_size, in_dims, (qkv,), how)[0], 0
 
 
 class AttendGrad(Function):
@@ -502,8 +501,7 @@ class AttendGrad(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, ...], g: Tensor, qkv: Tensor, how: Attention) -> tuple[Tensor, int]:
-        folded = (_fold(t, dim, info.batch_size) for t, dim in zip((g, qkv), in_dims, strict=False))
-        return _run(AttendGrad, *folded, how).unflatten(0, (info.batch_size, -1)), 0
+        return _lift(AttendGrad, info.batch_size, in_dims, (g, qkv), how)[0], 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -704,13 +702,12 @@ def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None
     covered = mode.own_linear and use_kernels(input) and weight.ndim == 2 and input.ndim >= 1
     if not covered or input.dtype not in TYPES or weight.dtype not in TYPES or 0 in input.shape:
         return NotImplemented
-    if input.shape[-1] != weight.shape[1]:
+    if input.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return NotImplemented
     precision = FAST if mode.dtype == torch.bfloat16 else FULL
     x = input.reshape(-1, input.shape[-1])[:, :, None, None]
-    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), torch.float32, precision)
-    y = y.reshape(*input.shape[:-1], len(weight))
-    return y if bias is None else y + bias
+    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), torch.float32, precision, bias)
+    return y.reshape(*input.shape[:-1], len(weight))
 
 
 ATTEND_MOST = 64  # tokens, and values of a head, that a kernel holds at once
