@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedthe.engine import stacked_ops
 from fedthe.engine.fit import crop
 from fedthe.engine.stacked_ops import Geometry, Norm, Pool, StackedOps, use_kernels
-from fedthe.nets.layers import attend, norm_relu
+from fedthe.nets.layers import attend, linear_add, norm_relu
 from fedthe.types import scale
 
 CUDA = torch.cuda.is_available()
@@ -705,15 +705,47 @@ def test_linear_with_what_all_rows_share(place: torch.device) -> None:
             assert_close(got, want)
 
 
+@pytest.mark.parametrize("shape", [(5, 48), (70, 2, 20), (7,)])
+@on(PLACES)
+def test_a_linear_layer_and_a_sum_at_once(shape: tuple[int, ...], place: torch.device) -> None:
+    x, w, b = draw(2, *shape, device=place), draw(2, 10, shape[-1], device=place), draw(2, 10, device=place)
+    beside = draw(2, *shape[:-1], 10, seed=3, device=place)
+    for inputs in ((beside, x, w, b), (beside, x, w)):
+        for dtype, error in ((F32, 1e-5), (BF16, 2e-3)):
+            got = value_and_grads(stacked(linear_add, dtype), *inputs)
+            for one, other in zip(got, value_and_grads(loop(linear_add), *(t.double() for t in inputs)), strict=True):
+                assert one.dtype == F32
+                assert_close(one, other, error)
+
+
+@on(PLACES)
+def test_a_linear_layer_and_a_sum_with_what_all_rows_share(place: torch.device) -> None:
+    x, w, beside = draw(2, 5, 6, device=place), draw(4, 6, seed=1, device=place), draw(5, 4, seed=2, device=place)
+    with StackedOps(F32):
+        shared = vmap(linear_add, (None, 0, None))(beside, x, w)
+        apart = vmap(linear_add, (0, 0, None))(torch.stack([beside, 2 * beside]), x, w)
+        sums = vmap(linear_add, (0, None, None))(torch.stack([beside, 2 * beside]), x[0], w)
+        fewer = linear_add(beside[:1], x[0], w)  # not covered
+        low = linear_add(beside.bfloat16(), x[0], w)
+    assert_close(shared, beside + x @ w.T)
+    assert_close(apart, torch.stack([beside, 2 * beside]) + x @ w.T)
+    assert_close(sums, torch.stack([beside, 2 * beside]) + x[0] @ w.T)
+    assert_close(fewer, beside[:1] + x[0] @ w.T)
+    assert_close(low, beside.bfloat16() + x[0] @ w.T)
+
+
 @on(PLACES)
 def test_second_derivatives_of_linear_within_vmap(place: torch.device) -> None:
-    def slopes(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    def slopes(*inputs: Tensor) -> tuple[Tensor, ...]:
+        every = tuple(range(4))
+
         def size(*inputs: Tensor) -> Tensor:
-            return sum(s.square().sum() for s in grad(lambda *t: (F.linear(*t) ** 3).sum(), (0, 1, 2))(*inputs))
+            return sum(s.square().sum() for s in grad(lambda *t: (linear_add(*t) ** 3).sum(), every)(*inputs))
 
-        return grad(size, (0, 1, 2))(x, w, b)
+        return grad(size, every)(*inputs)
 
-    inputs = draw(2, 3, 6, device=place), draw(2, 4, 6, seed=1, device=place), draw(2, 4, seed=2, device=place)
+    shapes = ((3, 4), (3, 6), (4, 6), (4,))
+    inputs = [draw(2, *shape, seed=i, device=place) for i, shape in enumerate(shapes)]
     with StackedOps(F32):
         got = vmap(slopes)(*inputs)
     want = [slopes(*(t[s] for t in inputs)) for s in range(2)]

@@ -112,10 +112,15 @@ class NormTiles(NamedTuple):
     warps: int
 
 
-def norm_tiles(pixels: int, c: int, dtype: torch.dtype) -> NormTiles:
-    """For `group_norm` and `group_norm_grad`; c counts channels with each group filled up to a power of two."""
-    block = _power_of_two(pixels, 1, max(1, 16384 // c))
-    return NormTiles(block, _power_of_two(block * c // 1024, 2, 16))  # 32 values to a thread; see `_pool_launch`
+def norm_tiles(pixels: int, c: int, grad: bool) -> NormTiles:
+    """For `group_norm` and `group_norm_grad`; c counts channels with each group filled up to a power of two.
+
+    The gradient has so many values to a thread at once that a whole large image would leave a core to one program; it
+    reads such an image twice, the second time from the first cache.
+    """
+    block = _power_of_two(pixels, 1, max(1, (4096 if grad else 16384) // c))
+    each = 16 if grad else 32  # values to a thread
+    return NormTiles(block, _power_of_two(block * c // (32 * each), 2, 16))  # two warps: see `_pool_launch`
 
 
 def attend_warps(tokens: int, width: int, grad: bool) -> int:
@@ -145,6 +150,7 @@ def _conv_kernel(
     x: Block,
     w: Block,
     bias: Block,
+    beside: Block,
     out: Block,
     rows: Block,
     x_step: Block,
@@ -185,8 +191,8 @@ def _conv_kernel(
 
     A row of the product makes PIXELS pixels side by side, from the span of pixels that all their windows cover: its
     columns are (pixel, o), and a weight is 0 where a pixel's window does not reach. Few channels then fill a tile, and
-    windows that overlap are loaded once. (An infinite value makes NaN of its neighbours, too.) bias[s, o], if not None,
-    is added.
+    windows that overlap are loaded once. (An infinite value makes NaN of its neighbours, too.) bias[s, o], and
+    beside, which lies as out does, are added if not None.
 
     x_step and w_step: values from one client to the next (0: the same for all). W_FIRST: where the first tap's weights
     are; W_DOWN, W_RIGHT, W_IN, W_OUT: values from there to the tap below, beside, to the next input and output channel.
@@ -267,11 +273,11 @@ def _conv_kernel(
         down = TO_Y + place // ACROSS * STEP_Y
         right = TO_X + place % ACROSS * (PIXELS * STEP_X)
         to = (s * (rows // (OUT_H * ACROSS)) + image) * (TO_H * TO_W) + (down * TO_W + right)
-    at = out + (to * O)[:, None] + (pixel * (STEP_X * O) + o if PIXELS > 1 else o)[None, :]
-    if PIXELS * O % BN == 0:
-        tl.store(at, acc.to(out.dtype.element_ty), mask=real)
-    else:
-        tl.store(at, acc.to(out.dtype.element_ty), mask=real & wanted)
+    at = (to * O)[:, None] + (pixel * (STEP_X * O) + o if PIXELS > 1 else o)[None, :]
+    ok = real if PIXELS * O % BN == 0 else real & wanted
+    if beside is not None:
+        acc += tl.load(beside + at, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=ok)
 
 
 @_jit
@@ -798,10 +804,17 @@ def _cut_kernel(
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None, bias: Tensor | None = None) -> Tensor:
+def conv(
+    x: Tensor,
+    w: Tensor,
+    how: Geometry,
+    tiles: Tiles | None = None,
+    bias: Tensor | None = None,
+    beside: Tensor | None = None,
+) -> Tensor:
     """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow] in x's type. w is cast to it, sums are float32.
 
-    A bias [S, o] is float32.
+    A bias, float32 [S, o], and something beside, like the result, are added.
     """
     stack, n, c = x.shape[:3]
     o, (rows, columns) = w.shape[1], how.kernel
@@ -810,7 +823,9 @@ def conv(x: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None, bias: 
     out = x.new_empty((stack, n, *how.out, o))
     steps = {"W_FIRST": 0, "W_DOWN": columns * c, "W_RIGHT": c, "W_IN": 1, "W_OUT": rows * columns * c}
     ways = (Way(how.out[i], how.kernel[i], how.stride[i], how.padding[i], 0, 1) for i in (0, 1))
-    _launch_conv(x, x_step, w, w_step, bias, out, (*ways,), steps, how.precision, tiles)
+    if beside is not None:
+        beside = beside.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
+    _launch_conv(x, x_step, w, w_step, bias, beside, out, (*ways,), steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 
@@ -842,7 +857,7 @@ def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = N
                     "W_IN": into,
                     "W_OUT": out_of,
                 }
-                _launch_conv(g, g_step, w, w_step, None, out, (one, other), steps, how.precision, tiles)
+                _launch_conv(g, g_step, w, w_step, None, None, out, (one, other), steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 
@@ -879,6 +894,7 @@ def _launch_conv(
     w: Tensor,
     w_step: int,
     bias: Tensor | None,
+    beside: Tensor | None,
     out: Tensor,
     ways: tuple[Way, ...],
     steps: dict[str, int],
@@ -905,6 +921,7 @@ def _launch_conv(
             x,
             w,
             bias,
+            beside,
             out,
             rows,
             x_step,
@@ -1076,7 +1093,7 @@ def group_norm(
     has x's shape and is added, before the relu if there is one.
     """
     stack, n = x.shape[:2]
-    shape = _norm_shape(x, how, tiles)
+    shape = _norm_shape(x, how, tiles, grad=False)
     weight, w_step = _rows(weight)
     bias, b_step = _rows(bias)
     beside, beside_step = (None, 0) if beside is None else _channels_last(beside, x.dtype)
@@ -1104,7 +1121,7 @@ def group_norm_grad(
     made: the result itself, if there was a relu. The gradient by what was beside comes last, if there was something.
     """
     stack, n, c = *x.shape[:2], weight.shape[1]
-    shape = _norm_shape(x, how, tiles)
+    shape = _norm_shape(x, how, tiles, grad=True)
     weight, w_step = _rows(weight)
     g, g_step = _channels_last(g, x.dtype)
     made = made if made is None else made.permute(0, 1, 3, 4, 2).contiguous()
@@ -1126,10 +1143,10 @@ def group_norm_grad(
     return by_x, sums[:, 0], sums[:, 1], *by_beside
 
 
-def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None) -> dict[str, int]:
+def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None, grad: bool) -> dict[str, int]:
     pixels, each = x.shape[3] * x.shape[4], x.shape[2] // how.groups
     wide = {"BG": _power_of_two(how.groups, 1, how.groups * 2), "BC": _power_of_two(each, 1, each * 2)}
-    tiles = tiles or norm_tiles(pixels, wide["BG"] * wide["BC"], x.dtype)
+    tiles = tiles or norm_tiles(pixels, wide["BG"] * wide["BC"], grad)
     shape = {"PIXELS": pixels, "GROUPS": how.groups, "EACH": each, "SHARED": how.shared, "BP": tiles.pixels, **wide}
     return shape | {"num_warps": tiles.warps}
 

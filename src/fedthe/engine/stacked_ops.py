@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..data.augment import has_triton
-from ..nets.layers import attend, attend_plainly, norm_relu, norm_relu_plainly
+from ..nets.layers import attend, attend_plainly, linear_add, linear_add_plainly, norm_relu, norm_relu_plainly
 
 Pair = tuple[int, int]
 Dim = int | None
@@ -108,12 +108,15 @@ def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
 
 
 class Convolve(Function):
-    """x [S, n, c, h, w], w [S, o, c, kh, kw], bias float32 [S, o] or None -> [S, n, o, oh, ow]"""
+    """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow]
+
+    Plus a bias, float32 [S, o], and something beside, like the result, where these are not None.
+    """
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, bias: Tensor | None, how: Geometry) -> Tensor:
+    def forward(x: Tensor, w: Tensor, bias: Tensor | None, beside: Tensor | None, how: Geometry) -> Tensor:
         if use_kernels(x):
-            return _kernels().conv(x, w, how, bias=bias)  # type: ignore[no-any-return]
+            return _kernels().conv(x, w, how, bias=bias, beside=beside)  # type: ignore[no-any-return]
 
         def one(x: Tensor, w: Tensor) -> Tensor:
             # Not torch.conv2d: a backward may run within the mode, which would send that here again.
@@ -122,25 +125,26 @@ class Convolve(Function):
             )
 
         y = _each(one, x, w)
-        return (y if bias is None else y + bias[:, None, :, None, None]).to(x.dtype)
+        y = y if bias is None else y + bias[:, None, :, None, None]
+        return (y if beside is None else y + beside).to(x.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, Geometry], output: Tensor) -> None:
-        x, w, _, ctx.how = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, w, *_, ctx.how = inputs
         ctx.save_for_backward(x, w)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
-        by_x, by_w, by_bias, _ = ctx.needs_input_grad
+        by_x, by_w, by_bias, by_beside, _ = ctx.needs_input_grad
         slopes = (*_run(WeightGrad, x, g, ctx.how), None) if by_w or by_bias else (None, None)
-        return _run(InputGrad, g, w, ctx.how) if by_x else None, slopes[0], slopes[1], None
+        back = _run(InputGrad, g, w, ctx.how) if by_x else None
+        return back, slopes[0], slopes[1], g if by_beside else None, None
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[Dim, ...], x: Tensor, w: Tensor, bias: Tensor | None, how: Geometry
-    ) -> tuple[Tensor, int]:
-        return _lift_by_weight(Convolve, info.batch_size, in_dims, (x, w, bias), how)
+    def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[Tensor, int]:
+        *tensors, how = inputs
+        return _lift_by_weight(Convolve, info.batch_size, in_dims, tensors, how)
 
 
 class InputGrad(Function):
@@ -167,7 +171,7 @@ class InputGrad(Function):
         g, w = ctx.saved_tensors
         by_g, by_w = ctx.needs_input_grad[:2]
         return (
-            _run(Convolve, v, w, None, replace(ctx.how, bias=False)) if by_g else None,
+            _run(Convolve, v, w, None, None, replace(ctx.how, bias=False)) if by_g else None,
             _run(WeightGrad, v, g, replace(ctx.how, bias=False))[0] if by_w else None,
             None,
         )
@@ -202,7 +206,7 @@ class WeightGrad(Function):
         by_x, by_g = ctx.needs_input_grad[:2]
         return (
             _run(InputGrad, g, u, ctx.how) if by_x else None,
-            _run(Convolve, x, u, by_bias, ctx.how) if by_g else None,
+            _run(Convolve, x, u, by_bias, None, ctx.how) if by_g else None,
             None,
         )
 
@@ -231,13 +235,20 @@ def _fold(t: Tensor, dim: Dim, size: int) -> Tensor:
 def _lift_by_weight(
     function: Any, size: int, in_dims: Sequence[Dim], tensors: Sequence[Tensor | None], how: Geometry
 ) -> tuple[Tensor, int]:
-    """As `_lift`; but a weight that all share sees the new axis as more images."""
-    images, *weights = tensors
-    if images is None or in_dims[0] is None or any(dim is not None for dim in in_dims[1:]):
+    """As `_lift`; but a weight that all share sees the new axis as more images. tensors: x, w, bias, beside."""
+    first, *own = in_dims[:3]
+    if first is None or any(dim is not None for dim in own):
         return _lift(function, size, in_dims, tensors, how)[0], 0
-    images = images.movedim(in_dims[0], 1)
-    n = images.shape[2]
-    return _run(function, images.flatten(1, 2), *weights, how).unflatten(1, (size, n)), 1
+
+    def more(images: Tensor, dim: Dim) -> Tensor:
+        images = images[None].expand(size, *images.shape) if dim is None else images.movedim(dim, 0)
+        return images.transpose(0, 1).flatten(1, 2)
+
+    arranged = [
+        t if t is None or i in (1, 2) else more(t, dim)
+        for i, (t, dim) in enumerate(zip(tensors, in_dims, strict=False))
+    ]
+    return _run(function, *arranged, how).unflatten(1, (size, -1)), 1
 
 
 def _images_last(t: Tensor) -> Tensor:
@@ -270,6 +281,7 @@ def convolve(
     dtype: torch.dtype,
     precision: str = FULL,
     bias: Tensor | None = None,
+    beside: Tensor | None = None,
 ) -> Tensor:
     """x [n, c, h, w], w [o, c, kh, kw] -> [n, o, oh, ow] of `dtype`; sums are float32.
 
@@ -279,7 +291,9 @@ def convolve(
     x, w = x.to(dtype), w.float()
     if use_kernels(x) and x.shape[1] % 4 and how.kernel != (1, 1):
         x, w = _fill_channels(x), _fill_channels(w)
-    y: Tensor = _run(Convolve, x[None], w[None], bias if bias is None else bias.float()[None], how)
+    bias = bias if bias is None else bias.float()[None]
+    beside = beside if beside is None else beside[None]
+    y: Tensor = _run(Convolve, x[None], w[None], bias, beside, how)
     return y.squeeze(0)  # not y[0]: the way back through that fills a tensor with zeros first
 
 
@@ -698,7 +712,9 @@ def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, beside: Tensor 
     return _run(GroupNorm, x[None], weight[None], bias[None], beside, how)[0].squeeze(0)
 
 
-def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(
+    mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None = None, beside: Tensor | None = None
+) -> Any:
     covered = mode.own_linear and use_kernels(input) and weight.ndim == 2 and input.ndim >= 1
     if not covered or input.dtype not in TYPES or weight.dtype not in TYPES or 0 in input.shape:
         return NotImplemented
@@ -706,8 +722,19 @@ def _linear(mode: StackedOps, input: Tensor, weight: Tensor, bias: Tensor | None
         return NotImplemented
     precision = FAST if mode.dtype == torch.bfloat16 else FULL
     x = input.reshape(-1, input.shape[-1])[:, :, None, None]
-    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), torch.float32, precision, bias)
+    beside = beside if beside is None else beside.reshape(-1, len(weight))[:, :, None, None]
+    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), torch.float32, precision, bias, beside)
     return y.reshape(*input.shape[:-1], len(weight))
+
+
+def _linear_add(mode: StackedOps, beside: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    y: Any = NotImplemented
+    if beside.dtype == torch.float32 and beside.shape == (*x.shape[:-1], len(weight)):
+        y = _linear(mode, x, weight, bias, beside)
+    if y is NotImplemented:
+        with mode:
+            return linear_add_plainly(beside, x, weight, bias)
+    return y
 
 
 ATTEND_MOST = 64  # tokens, and values of a head, that a kernel holds at once
@@ -741,5 +768,6 @@ OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: _layer_norm,
     F.linear: _linear,
     norm_relu: _norm_relu,
+    linear_add: _linear_add,
     attend: _attend,
 }

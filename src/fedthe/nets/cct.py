@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..tree import Tree
-from .layers import attend
+from .layers import attend, linear_add
 from .net import Net, Start, norm
 
 DIM, HEADS, LAYERS = 128, 2, 4
@@ -37,10 +37,8 @@ def _norm(x: Tensor, params: Tree) -> Tensor:
     return F.layer_norm(x, (DIM,), params["weight"], params["bias"])
 
 
-def _attend(layer: Tree, x: Tensor) -> Tensor:
-    """x: [n, tokens, DIM]"""
-    mixed = attend(F.linear(x, layer["qkv"]), HEADS)
-    return F.linear(mixed, layer["proj"]["weight"], layer["proj"]["bias"])
+def _add_linear(x: Tensor, layer: Tree, y: Tensor) -> Tensor:
+    return linear_add(x, y, layer["weight"], layer["bias"])
 
 
 @dataclass(frozen=True)
@@ -77,10 +75,11 @@ class CCT4(Net):
         x = x.flatten(2).transpose(1, 2) + body["positions"]  # [n, tokens, DIM]
         for i in range(LAYERS):
             layer = body[f"layer{i}"]
-            x = x + _attend(layer, _norm(x, layer["norm1"]))
+            y = attend(F.linear(_norm(x, layer["norm1"]), layer["qkv"]), HEADS)
+            x = _add_linear(x, layer["proj"], y)
             x = _norm(x, layer["norm2"])  # the residual stream itself is normalised, as in the authors' code
             y = F.gelu(F.linear(x, layer["mlp1"]["weight"], layer["mlp1"]["bias"]))
-            x = x + F.linear(y, layer["mlp2"]["weight"], layer["mlp2"]["bias"])
+            x = _add_linear(x, layer["mlp2"], y)
         x = _norm(x, body["norm"])
         share = F.linear(x, body["pool"]).softmax(1)  # [n, tokens, 1]
         return torch.sum(share * x, 1)

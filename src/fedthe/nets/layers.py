@@ -38,6 +38,13 @@ def norm_relu_plainly(
 norm_relu = _offered(norm_relu_plainly)
 
 
+def linear_add_plainly(beside: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return beside + F.linear(x, weight, bias)
+
+
+linear_add = _offered(linear_add_plainly)
+
+
 def attend_plainly(qkv: Tensor, heads: int) -> Tensor:
     """Attention of tokens to each other: queries, keys and values [n, tokens, 3 * dim] -> [n, tokens, dim]"""
     # Written out: the fused attention has no rule for vmap on the CPU. Head by head: their parts of q, k and v are
