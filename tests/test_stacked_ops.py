@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from fedthe import tree
 from fedthe.engine import stacked_ops
 from fedthe.engine.fit import crop
 from fedthe.engine.stacked_ops import Geometry, Norm, Pool, StackedOps, use_kernels
+from fedthe.nets import CCT4, Net, ResNet20GN
 from fedthe.nets.layers import attend, linear_add, norm_relu
 from fedthe.types import scale
 
@@ -824,6 +826,28 @@ def test_a_small_net_end_to_end(place: torch.device) -> None:
         for got, want in zip(slopes(dtype), slopes(None), strict=True):
             assert got.dtype == F32
             assert_close(got, want, error)
+
+
+@pytest.mark.parametrize("make", [ResNet20GN, CCT4])
+@on(KERNEL_PLACES)
+def test_a_net_end_to_end(make: Callable[..., Net], place: torch.device) -> None:
+    """Through all kernels at once, with weights as a program holds them."""
+    net = make(3, size=8)
+    starts = [tree.flatten(net.init(seed)) for seed in (0, 1)]
+    rows = {name: torch.stack([start[name] for start in starts]).to(place) for name in starts[0]}
+    params = {
+        name: stacked_ops.empty_rows(leaf.shape, leaf).copy_(leaf).requires_grad_() for name, leaf in rows.items()
+    }
+    x, y = draw(2, 2, 3, 8, 8, device=place), torch.tensor([[1, 0], [0, 2]], device=place)
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(net.logits(tree.unflatten(params), x), y)
+
+    with StackedOps(F32):
+        got = torch.autograd.grad(vmap(loss)(params, x, y).sum(), list(params.values()))
+    losses = [loss({name: leaf[s] for name, leaf in params.items()}, x[s], y[s]) for s in range(2)]
+    for a, b in zip(got, torch.autograd.grad(sum(losses), list(params.values())), strict=True):
+        assert_close(a, b, 1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -63,11 +63,14 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
         return Tiles(_power_of_two(rows, 16, 64), _power_of_two(o, 16, 32), 64 if c % 64 == 0 else 32, 2, 4)
     n = _power_of_two(pixels * o, 16, 128)
     if dtype != torch.bfloat16:
-        return Tiles(128, n, 32 if c % 32 == 0 else _power_of_two(taps * c, 16, 32), 8 if n > 64 else 4, 3)
+        k = 32 if c % 32 == 0 else _power_of_two(taps * c, 16, 32)
+        return Tiles(64, n, k, 8, 3) if n > 64 else Tiles(128, n, k, 4, 3)
     if pixels > 1:
         return Tiles(128, n, 64, 8 if n > 32 else 4, 1, pixels)
-    if c % 32:  # few channels: a step spans taps, so the fewer steps the better
+    if c % 8:  # few channels: a step spans taps, so the fewer steps the better
         return Tiles(256, n, _power_of_two(taps * c, 16, 128), 8 if n > 64 else 4, 2)
+    if c % 32:
+        return Tiles(128, n, _power_of_two(taps * c, 16, 64), 8 if n > 64 else 4, 1)
     if c % 64 == 0:
         return Tiles(128, n, 64, 8 if n > 64 else 4, 3)
     return Tiles(256, n, 32, 8 if n > 64 else 4, 4)
@@ -220,7 +223,21 @@ def _conv_kernel(
     real = (m < rows)[:, None]
     wanted = (column < PIXELS * O)[None, :]
 
+    if STEP_Y == 1 and STEP_X == 1:
+        to = (s * rows + m) * PIXELS
+    else:
+        down = TO_Y + place // ACROSS * STEP_Y
+        right = TO_X + place % ACROSS * (PIXELS * STEP_X)
+        to = (s * (rows // (OUT_H * ACROSS)) + image) * (TO_H * TO_W) + (down * TO_W + right)
+    at = (to * O)[:, None] + (pixel * (STEP_X * O) + o if PIXELS > 1 else o)[None, :]
+    known = real if PIXELS * O % BN == 0 else real & wanted
+
+    # What is added comes first: in the end it would lie in registers beside the sums.
     acc = tl.zeros((BM, BN), dtype=tl.float32)
+    if beside is not None:
+        acc = tl.load(beside + at, mask=known, other=0.0).to(tl.float32)
+    if bias is not None:
+        acc += tl.load(bias + s * b_step + o, mask=column < PIXELS * O, other=0.0)[None, :]
     for step in range((KH * LINE + BK - 1) // BK):
         if PIXELS == 1 and C % BK == 0:  # one tap per step: addresses are [BM, 1], plus contiguous channels
             tap = step // (C // BK)
@@ -250,34 +267,22 @@ def _conv_kernel(
             ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
         a = tl.load(images + ((y * W + z) * C + c[None, :]), mask=ok, other=0.0)
 
-        at = weights + (W_FIRST + ky * W_DOWN + kx * W_RIGHT + c * W_IN)[:, None] + (o * W_OUT)[None, :]
+        source = weights + (W_FIRST + ky * W_DOWN + kx * W_RIGHT + c * W_IN)[:, None] + (o * W_OUT)[None, :]
         some = wanted
         if PIXELS > 1:
             of = kx[:, None] - (pixel * STRIDE_X)[None, :]  # the tap that this is to that pixel
-            at -= (pixel * (STRIDE_X * W_RIGHT))[None, :]
+            source -= (pixel * (STRIDE_X * W_RIGHT))[None, :]
             some = some & (of >= 0) & (of < KW)
         if LINE % BK != 0:
             some = some & (k < KH * LINE)[:, None]
         whole: constexpr = PIXELS == 1 and LINE % BK == 0 and O % BN == 0
-        b = tl.load(at) if whole else tl.load(at, mask=some, other=0.0)
+        b = tl.load(source) if whole else tl.load(source, mask=some, other=0.0)
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
 
-    if bias is not None:
-        acc += tl.load(bias + s * b_step + o, mask=column < PIXELS * O, other=0.0)[None, :]
-    if STEP_Y == 1 and STEP_X == 1:
-        to = (s * rows + m) * PIXELS
-    else:
-        down = TO_Y + place // ACROSS * STEP_Y
-        right = TO_X + place % ACROSS * (PIXELS * STEP_X)
-        to = (s * (rows // (OUT_H * ACROSS)) + image) * (TO_H * TO_W) + (down * TO_W + right)
-    at = (to * O)[:, None] + (pixel * (STEP_X * O) + o if PIXELS > 1 else o)[None, :]
-    ok = real if PIXELS * O % BN == 0 else real & wanted
-    if beside is not None:
-        acc += tl.load(beside + at, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + at, acc.to(out.dtype.element_ty), mask=ok)
+    tl.store(out + at, acc.to(out.dtype.element_ty), mask=known)
 
 
 @_jit
