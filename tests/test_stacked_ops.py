@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 from collections.abc import Callable
@@ -880,12 +881,15 @@ def test_pixels_side_by_side_in_one_row_give_the_same(case: tuple[Any, ...], pix
     how = Geometry(kernel, stride, padding, (h, w))
     x, weight = layer(case, 2, place)
     g = draw(2, n, o, *how.out, seed=3, device=place)
-    want = kernels.conv(x, weight, how), kernels.conv_input_grad(g, weight, how)
-    for k in (16, 64):
-        cut = kernels.Tiles(32, 16, k, 4, 1, pixels)
-        for a, b in zip(
-            (kernels.conv(x, weight, how, cut), kernels.conv_input_grad(g, weight, how, cut)), want, strict=True
-        ):
+    how = dataclasses.replace(how, bias=True)
+
+    def every(cut: Any, splits: int | None) -> tuple[Tensor, ...]:
+        slopes = kernels.conv_weight_grad(x, g, how, cut, splits)
+        return kernels.conv(x, weight, how, cut), kernels.conv_input_grad(g, weight, how, cut), *slopes
+
+    want = every(None, None)
+    for k, splits in ((16, 1), (64, 2)):
+        for a, b in zip(every(kernels.Tiles(32, 16, k, 4, 1, pixels), splits), want, strict=True):
             assert_close(a, b)
 
 

@@ -45,7 +45,7 @@ class Tiles(NamedTuple):
     k: int
     warps: int
     stages: int
-    pixels: int = 1  # of `conv` and `conv_input_grad`: pixels side by side that are one row of the result
+    pixels: int = 1  # side by side that are one position; see `_conv_kernel`
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -77,18 +77,24 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
 
 
 def pixels_in_a_row(c: int, across: Way, dtype: torch.dtype) -> int:
-    """For `conv_tiles`. Two windows of three taps cover four pixels, a power of two; many channels fill tiles alone."""
+    """For `conv_tiles` and `weight_grad_tiles`.
+
+    Two windows of three taps cover four pixels, a power of two. Many channels fill tiles without that.
+    """
     overlap = across.taps == 3 and across.stride == 1 and across.windows % 2 == 0
     return 2 if overlap and c <= 32 and dtype == torch.bfloat16 else 1
 
 
-def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype) -> Tiles:
+def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels: int = 1) -> Tiles:
     """For `conv_weight_grad`: m are taps times input channels, n output channels, k output positions."""
-    n = _power_of_two(o, 16, 128)
+    n = _power_of_two(pixels * o, 16, 128)
     if rows <= 64:
         return Tiles(64, n, _power_of_two(rows, 16, 32), 2, 4)
     if dtype != torch.bfloat16:  # not in stages: positions do not lie last, so float32 is put in order on the way
         return Tiles(64, n, 32, 4, 1)
+    if pixels > 1:  # nor here: see `conv_tiles`
+        m = _power_of_two(2 * taps * c, 64, 256) if c <= 16 else 128
+        return Tiles(m, n, 64, 8 if m * n > 64 * 64 else 4, 1, pixels)
     m = 64 if taps * c > 128 else _power_of_two(taps * c, 16, 128)
     return Tiles(m, n, 64, warps=8 if m * n > 64 * 64 else 4, stages=3)
 
@@ -99,10 +105,10 @@ def weight_grad_splits(rows: int, c: int, o: int, taps: int, tiles: Tiles) -> in
     One client alone may have very many positions, namely all images of all clients where they share a weight. The parts
     are written and read again, so they are to be small beside images and gradients.
     """
-    programs = _cdiv(taps * c, tiles.m) * _cdiv(o, tiles.n)
+    programs = _cdiv(taps * c, tiles.m) * _cdiv(tiles.pixels * o, tiles.n)
     wanted = max(16 // programs, min(64, rows >> 15))
     cheap = rows * (c + o) // (4 * taps * c * o)
-    return max(1, min(wanted, cheap, _cdiv(rows, tiles.k)))
+    return max(1, min(wanted, cheap, _cdiv(rows, tiles.k * tiles.pixels)))
 
 
 def pool_block(values: int) -> int:
@@ -312,6 +318,7 @@ def _weight_grad_kernel(
     INSIDE: constexpr,
     PRECISION: constexpr,
     WIDEN: constexpr,
+    PIXELS: constexpr,
     BM: constexpr,
     BN: constexpr,
     BK: constexpr,
@@ -319,19 +326,22 @@ def _weight_grad_kernel(
     """out[split, s, o, tap, c] = sum over the split's positions m of x[s, where tap meets m, c] g[s, m, o].
 
     A split has BLOCKS blocks of BK positions, the last one maybe fewer. out_step: values from one split to the next.
-    by_bias[split, s, o], if not None, gets the sum of g alone.
+    by_bias[split, s, o], if not None, gets the sum of g alone. A position is PIXELS pixels side by side, with one span
+    of the image for all their windows, as in `_conv_kernel`; each of these pixels is a split of its own.
     """
-    tiles_m = (KH * KW * C + BM - 1) // BM
-    tiles_n = (O + BN - 1) // BN
+    ACROSS: constexpr = OUT_W // PIXELS
+    SPAN: constexpr = (PIXELS - 1) * STRIDE_X + KW
+    LINE: constexpr = SPAN * C
+    tiles_m = (KH * LINE + BM - 1) // BM
+    tiles_n = (PIXELS * O + BN - 1) // BN
     pid = tl.program_id(0)
     k = pid % tiles_m * BM + tl.arange(0, BM)  # a row of the result: tap and channel
-    o = pid // tiles_m % tiles_n * BN + tl.arange(0, BN)
+    column = pid // tiles_m % tiles_n * BN + tl.arange(0, BN)  # of the result: pixel and output channel
     split = pid // (tiles_m * tiles_n) % splits
     s = (pid // (tiles_m * tiles_n * splits)).to(tl.int64)
 
-    tap = k // C
-    ky = (tap // KW)[:, None]
-    kx = (tap % KW)[:, None]
+    ky = (k // LINE)[:, None]
+    kx = (k // C % SPAN)[:, None]
     offset = (ky * W + kx) * C + (k % C)[:, None]
     images = x + s * x_step
     grads = g + s * g_step
@@ -340,22 +350,22 @@ def _weight_grad_kernel(
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for block in range(BLOCKS):
         m = (split * BLOCKS + block) * BK + tl.arange(0, BK)
-        image = (m // (OUT_H * OUT_W)).to(tl.int64)
-        place = m % (OUT_H * OUT_W)
-        top = place // OUT_W * STRIDE_Y - PAD_Y
-        left = place % OUT_W * STRIDE_X - PAD_X
+        image = (m // (OUT_H * ACROSS)).to(tl.int64)
+        place = m % (OUT_H * ACROSS)
+        top = place // ACROSS * STRIDE_Y - PAD_Y
+        left = place % ACROSS * (PIXELS * STRIDE_X) - PAD_X
         corner = images + image * (H * W * C) + (top * W + left) * C
-        ok = (m < rows)[None, :] & (k < KH * KW * C)[:, None]
+        ok = (m < rows)[None, :] & (k < KH * LINE)[:, None]
         if not INSIDE:
             y = top[None, :] + ky
             z = left[None, :] + kx
             ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
         a = tl.load(corner[None, :] + offset, mask=ok, other=0.0)
-        at = grads + (m.to(tl.int64) * O)[:, None] + o[None, :]
-        if O % BN == 0:
+        at = grads + (m.to(tl.int64) * (PIXELS * O))[:, None] + column[None, :]
+        if PIXELS * O % BN == 0:
             b = tl.load(at, mask=(m < rows)[:, None], other=0.0)
         else:
-            b = tl.load(at, mask=(m < rows)[:, None] & (o < O)[None, :], other=0.0)
+            b = tl.load(at, mask=(m < rows)[:, None] & (column < PIXELS * O)[None, :], other=0.0)
         if WIDEN:
             a = a.to(tl.float32)
             b = b.to(tl.float32)
@@ -363,15 +373,17 @@ def _weight_grad_kernel(
         if by_bias is not None:
             total += tl.sum(b.to(tl.float32), 0)
 
+    pixel = column // O
+    o = column % O
+    part = split.to(tl.int64) * PIXELS + pixel
     if by_bias is not None:  # all tiles of taps have the same: the first one says it
-        to = by_bias + split.to(tl.int64) * (out_step // (KH * KW * C)) + s * O + o
-        tl.store(to, total, mask=(o < O) & (pid % tiles_m == 0))
-    base = out + split.to(tl.int64) * out_step + s * (O * KH * KW * C)
-    tl.store(
-        base + (o * (KH * KW * C))[None, :] + k[:, None],
-        acc,
-        mask=(k < KH * KW * C)[:, None] & (o < O)[None, :],
-    )
+        to = by_bias + part * (out_step // (KH * KW * C)) + s * O + o
+        tl.store(to, total, mask=(column < PIXELS * O) & (pid % tiles_m == 0))
+    tap = kx - (pixel * STRIDE_X)[None, :]
+    to = (part * out_step + s * (O * KH * KW * C) + o * (KH * KW * C))[None, :]
+    to += (ky * KW + tap) * C + (k % C)[:, None]
+    known = (k < KH * LINE)[:, None] & (column < PIXELS * O)[None, :] & (tap >= 0) & (tap < KW)
+    tl.store(out + to, acc, mask=known)
 
 
 @_jit
@@ -972,16 +984,23 @@ def conv_weight_grad(
     """
     stack, n, c, height, width = x.shape
     o, taps = g.shape[2], how.kernel[0] * how.kernel[1]
-    rows = n * how.out[0] * how.out[1]
-    tiles = tiles or weight_grad_tiles(rows, c, o, taps, x.dtype)
-    blocks = _cdiv(_cdiv(rows, tiles.k), splits or weight_grad_splits(rows, c, o, taps, tiles))
+    positions = n * how.out[0] * how.out[1]
+    if tiles is None:
+        across = Way(how.out[1], how.kernel[1], how.stride[1], how.padding[1], 0, 1)
+        tiles = weight_grad_tiles(positions, c, o, taps, x.dtype, pixels_in_a_row(c, across, x.dtype))
+    if how.out[1] % tiles.pixels:
+        tiles = tiles._replace(pixels=1)
+    rows = positions // tiles.pixels
+    blocks = _cdiv(_cdiv(rows, tiles.k), splits or weight_grad_splits(positions, c, o, taps, tiles))
     splits = _cdiv(rows, blocks * tiles.k)  # none is left empty
+    span = (tiles.pixels - 1) * how.stride[1] + how.kernel[1]
+    programs = _cdiv(how.kernel[0] * span * c, tiles.m) * _cdiv(tiles.pixels * o, tiles.n)
     x, x_step = _channels_last(x, x.dtype)
     g, g_step = _channels_last(g, x.dtype)
-    parts = x.new_empty((splits, stack, o, *how.kernel, c), dtype=torch.float32)
-    by_bias = x.new_empty((splits, stack, o), dtype=torch.float32) if how.bias else None
+    parts = x.new_empty((splits * tiles.pixels, stack, o, *how.kernel, c), dtype=torch.float32)
+    by_bias = x.new_empty((splits * tiles.pixels, stack, o), dtype=torch.float32) if how.bias else None
     with torch.cuda.device_of(x):
-        _weight_grad_kernel[(stack * splits * _cdiv(taps * c, tiles.m) * _cdiv(o, tiles.n),)](
+        _weight_grad_kernel[(stack * splits * programs,)](
             x,
             g,
             parts,
@@ -1007,6 +1026,7 @@ def conv_weight_grad(
             INSIDE=how.padding == (0, 0),
             PRECISION=how.precision,
             WIDEN=INTERPRETED,
+            PIXELS=tiles.pixels,
             BM=tiles.m,
             BN=tiles.n,
             BK=tiles.k,
