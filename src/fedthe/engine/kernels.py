@@ -93,7 +93,7 @@ def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, 
     if dtype != torch.bfloat16:  # not in stages: positions do not lie last, so float32 is put in order on the way
         return Tiles(64, n, 32, 4, 1)
     if pixels > 1:  # nor here: see `conv_tiles`
-        m = _power_of_two(2 * taps * c, 64, 256) if c <= 16 else 128
+        m = _power_of_two(taps * c * 4 // 3, 64, 256) if c <= 16 else 128  # a span of four pixels for three taps
         return Tiles(m, n, 64, 8 if m * n > 64 * 64 else 4, 1, pixels)
     m = 64 if taps * c > 128 else _power_of_two(taps * c, 16, 128)
     return Tiles(m, n, 64, warps=8 if m * n > 64 * 64 else 4, stages=3)
