@@ -468,7 +468,7 @@ def test_group_norm_in_blocks_of_pixels_and_of_images(place: torch.device, monke
         def both(tiles: Any, made: Any = made, more: Any = more, how: Norm = how) -> list[Tensor]:
             seen = (*made[1:], made[0] if how.relu else None)
             there = kernels.group_norm(x, weight, bias, more, how, tiles)
-            return [*there, *kernels.group_norm_grad(g, x, weight, *seen, how, tiles)]
+            return [*there, *kernels.group_norm_grad(g, x, weight, bias, *seen, how, tiles)]
 
         want = both(None)
         assert len(want) == 6 + how.beside

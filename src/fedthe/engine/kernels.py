@@ -550,47 +550,51 @@ def _norm_kernel(
     BG: constexpr,
     BC: constexpr,
 ) -> None:
-    """One program: one image. Blocks are [pixels, groups, channels of a group]; EACH channels to a group.
+    """One program: one image. EACH channels to a group; SHARED: all groups have the same EACH weights.
 
-    SHARED: all groups have the same EACH weights. beside, if not None, is added to what was normalised; RELU: what is
-    negative then becomes 0. Where one block holds the image, the compiler makes one of the three loads.
+    Blocks are loaded as [pixels, channels], so that a warp reads what lies side by side, and then seen as [pixels,
+    groups, channels of a group], for which nothing moves. beside, if not None, is added to what was normalised; RELU:
+    what is negative then becomes 0. Where one block holds the image, the compiler makes one of the three loads.
     """
     pid = tl.program_id(0).to(tl.int64)
     s = pid // images
-    p = tl.arange(0, BP)[:, None, None]
-    group = tl.arange(0, BG)[None, :, None]
-    c = tl.arange(0, BC)[None, None, :]
-    channel = group * EACH + c
-    known = (group < GROUPS) & (c < EACH)
-    place = p * (GROUPS * EACH) + channel
+    pixel = tl.arange(0, BP)
+    group = tl.arange(0, BG)
+    c = tl.arange(0, BC)
+    column = tl.arange(0, BG * BC)
+    channel = column if BC == EACH else column // BC * EACH + column % BC
+    place = pixel[:, None] * (GROUPS * EACH) + channel[None, :]
+    known = ((column // BC < GROUPS) & (column % BC < EACH))[None, :]
+    real = (group < GROUPS)[:, None] & (c < EACH)[None, :]
+    weights = c[None, :] if SHARED else group[:, None] * EACH + c[None, :]
+    wanted = (c < EACH)[None, :] if SHARED else real
     source = x + s * x_step + pid % images * (PIXELS * GROUPS * EACH)
     blocks: constexpr = (PIXELS + BP - 1) // BP
 
-    total = tl.zeros((BP, BG, BC), dtype=tl.float32)
+    total = tl.zeros((BP, BG * BC), dtype=tl.float32)
     for block in range(blocks):
-        ok = known & (block * BP + p < PIXELS)
+        ok = known & (block * BP + pixel < PIXELS)[:, None]
         total += tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
-    middle = tl.sum(tl.sum(total, 0, keep_dims=True), 2, keep_dims=True) / (PIXELS * EACH)
+    # Channels first: a thread has several of them, and pixels are spread over threads.
+    middle = tl.sum(tl.sum(tl.reshape(total, (BP, BG, BC)), 2), 0)[None, :, None] / (PIXELS * EACH)
 
     total = tl.zeros((BP, BG, BC), dtype=tl.float32)
     for block in range(blocks):
-        ok = known & (block * BP + p < PIXELS)
+        ok = known & (block * BP + pixel < PIXELS)[:, None]
         value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
-        apart = tl.where(ok, value - middle, 0.0)
+        apart = tl.reshape(value, (BP, BG, BC)) - middle
+        apart = tl.where(real[None, :, :] & (block * BP + pixel < PIXELS)[:, None, None], apart, 0.0)
         total += apart * apart
-    spread = tl.sum(tl.sum(total, 0, keep_dims=True), 2, keep_dims=True) / (PIXELS * EACH)
+    spread = tl.sum(tl.sum(total, 2), 0)[None, :, None] / (PIXELS * EACH)
     scale = 1 / tl.sqrt(spread + eps)
 
-    if SHARED:
-        a = tl.load(weight + s * w_step + c, mask=c < EACH, other=0.0) * scale
-        b = tl.load(bias + s * b_step + c, mask=c < EACH, other=0.0)
-    else:
-        a = tl.load(weight + s * w_step + channel, mask=known, other=0.0) * scale
-        b = tl.load(bias + s * b_step + channel, mask=known, other=0.0)
+    a = tl.load(weight + s * w_step + weights, mask=wanted, other=0.0)[None, :, :] * scale
+    b = tl.load(bias + s * b_step + weights, mask=wanted, other=0.0)[None, :, :]
     for block in range(blocks):
-        ok = known & (block * BP + p < PIXELS)
+        ok = known & (block * BP + pixel < PIXELS)[:, None]
         value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
-        value = (value - middle) * a + b
+        value = (tl.reshape(value, (BP, BG, BC)) - middle) * a + b
+        value = tl.reshape(value, (BP, BG * BC))
         if beside is not None:
             at = beside + s * beside_step + pid % images * (PIXELS * GROUPS * EACH)
             value += tl.load(at + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
@@ -598,8 +602,9 @@ def _norm_kernel(
             value = tl.where(value < 0, 0.0, value)  # NaN stays, as in torch
         to = out + (pid * (PIXELS * GROUPS * EACH) + (block * (BP * GROUPS * EACH) + place))
         tl.store(to, value.to(out.dtype.element_ty), mask=ok)
-    tl.store(mean + (pid * GROUPS + group), middle, mask=group < GROUPS)
-    tl.store(rstd + (pid * GROUPS + group), scale, mask=group < GROUPS)
+    which = pid * GROUPS + group
+    tl.store(mean + which, tl.reshape(middle, (BG,)), mask=group < GROUPS)
+    tl.store(rstd + which, tl.reshape(scale, (BG,)), mask=group < GROUPS)
 
 
 @_jit
@@ -607,6 +612,7 @@ def _norm_grad_kernel(
     g: Block,
     x: Block,
     weight: Block,
+    bias: Block,
     mean: Block,
     rstd: Block,
     made: Block,
@@ -617,10 +623,12 @@ def _norm_grad_kernel(
     g_step: Block,
     x_step: Block,
     w_step: Block,
+    b_step: Block,
     PIXELS: constexpr,
     GROUPS: constexpr,
     EACH: constexpr,
     SHARED: constexpr,
+    RELU: constexpr,
     BP: constexpr,
     BG: constexpr,
     BC: constexpr,
@@ -628,64 +636,73 @@ def _norm_grad_kernel(
     """One program: one image. parts [S, images, 2, weights] get its sums for the gradients by weight and bias.
 
     With h = (x - mean) rstd and u = weight g, the gradient by x is rstd (u - mean of u - h mean of (h u)), the means
-    over the group; and both are sums over channels of what parts get. made, if not None, is what came out of a relu
-    after the norm: g counts only where that is not 0. out_beside, if not None, gets this g.
+    over the group; and both are sums over channels of what parts get. RELU: there was one after the norm, and g counts
+    only where its result is not 0. That is made or, if made is None, found once more from x, which saves a read.
+    out_beside, if not None, gets this g.
     """
     pid = tl.program_id(0).to(tl.int64)
     s = pid // images
+    pixel = tl.arange(0, BP)
+    group = tl.arange(0, BG)
+    c = tl.arange(0, BC)
+    column = tl.arange(0, BG * BC)
+    channel = column if BC == EACH else column // BC * EACH + column % BC
+    place = pixel[:, None] * (GROUPS * EACH) + channel[None, :]
+    known = ((column // BC < GROUPS) & (column % BC < EACH))[None, :]
+    real = (group < GROUPS)[:, None] & (c < EACH)[None, :]
+    weights = c[None, :] if SHARED else group[:, None] * EACH + c[None, :]
+    wanted = (c < EACH)[None, :] if SHARED else real
     image = pid % images * (PIXELS * GROUPS * EACH)
     first = pid * (PIXELS * GROUPS * EACH)  # of this image among all
-    p = tl.arange(0, BP)[:, None, None]
-    group = tl.arange(0, BG)[None, :, None]
-    c = tl.arange(0, BC)[None, None, :]
-    channel = group * EACH + c
-    known = (group < GROUPS) & (c < EACH)
-    place = p * (GROUPS * EACH) + channel
     source = x + s * x_step + image
     slopes = g + s * g_step + image
     blocks: constexpr = (PIXELS + BP - 1) // BP
-    which = tl.arange(0, BG)
-    middle = tl.load(mean + (pid * GROUPS + which), mask=which < GROUPS, other=0.0)[None, :, None]
-    scale = tl.load(rstd + (pid * GROUPS + which), mask=which < GROUPS, other=0.0)[None, :, None]
-    if SHARED:
-        w = tl.load(weight + s * w_step + c, mask=c < EACH, other=0.0)
-    else:
-        w = tl.load(weight + s * w_step + channel, mask=known, other=0.0)
+    middle = tl.load(mean + (pid * GROUPS + group), mask=group < GROUPS, other=0.0)[None, :, None]
+    scale = tl.load(rstd + (pid * GROUPS + group), mask=group < GROUPS, other=0.0)[None, :, None]
+    w = tl.load(weight + s * w_step + weights, mask=wanted, other=0.0)[None, :, :]
+    a = w * scale
+    b = tl.load(bias + s * b_step + weights, mask=wanted, other=0.0)[None, :, :]
 
     by_weight = tl.zeros((BP, BG, BC), dtype=tl.float32)
     by_bias = tl.zeros((BP, BG, BC), dtype=tl.float32)
     for block in range(blocks):
-        ok = known & (block * BP + p < PIXELS)
+        ok = known & (block * BP + pixel < PIXELS)[:, None]
         at = block * (BP * GROUPS * EACH) + place
         slope = tl.load(slopes + at, mask=ok, other=0.0).to(tl.float32)
         if made is not None:
             slope = tl.where(tl.load(made + (first + at), mask=ok, other=0.0) <= 0, 0.0, slope)
-        hat = (tl.load(source + at, mask=ok, other=0.0).to(tl.float32) - middle) * scale
-        by_weight += slope * hat
+        slope = tl.reshape(slope, (BP, BG, BC))
+        apart = tl.reshape(tl.load(source + at, mask=ok, other=0.0).to(tl.float32), (BP, BG, BC)) - middle
+        if RELU and made is None:
+            slope = tl.where(apart * a + b <= 0, 0.0, slope)
+        by_weight += slope * (apart * scale)
         by_bias += slope
-    by_weight = tl.sum(by_weight, 0, keep_dims=True)
-    by_bias = tl.sum(by_bias, 0, keep_dims=True)
+    by_weight, by_bias = tl.split(tl.sum(tl.join(by_weight, by_bias), 0, keep_dims=True))  # both at once
     lean = tl.sum(by_weight * w, 2, keep_dims=True) / (PIXELS * EACH)
     shift = tl.sum(by_bias * w, 2, keep_dims=True) / (PIXELS * EACH)
 
     for block in range(blocks):
-        ok = known & (block * BP + p < PIXELS)
+        ok = known & (block * BP + pixel < PIXELS)[:, None]
         at = block * (BP * GROUPS * EACH) + place
         slope = tl.load(slopes + at, mask=ok, other=0.0).to(tl.float32)
         if made is not None:
             slope = tl.where(tl.load(made + (first + at), mask=ok, other=0.0) <= 0, 0.0, slope)
-        hat = (tl.load(source + at, mask=ok, other=0.0).to(tl.float32) - middle) * scale
-        tl.store(out + (first + at), ((slope * w - shift - hat * lean) * scale).to(out.dtype.element_ty), mask=ok)
         if out_beside is not None:
             tl.store(out_beside + (first + at), slope.to(out.dtype.element_ty), mask=ok)
+        slope = tl.reshape(slope, (BP, BG, BC))
+        apart = tl.reshape(tl.load(source + at, mask=ok, other=0.0).to(tl.float32), (BP, BG, BC)) - middle
+        if RELU and made is None:
+            slope = tl.where(apart * a + b <= 0, 0.0, slope)
+        by_x = (slope * w - shift - apart * scale * lean) * scale
+        tl.store(out + (first + at), tl.reshape(by_x, (BP, BG * BC)).to(out.dtype.element_ty), mask=ok)
     if SHARED:
         to = parts + (pid * (2 * EACH) + c)
-        tl.store(to, tl.sum(by_weight, 1, keep_dims=True), mask=c < EACH)
-        tl.store(to + EACH, tl.sum(by_bias, 1, keep_dims=True), mask=c < EACH)
+        tl.store(to, tl.sum(tl.sum(by_weight, 0), 0), mask=c < EACH)
+        tl.store(to + EACH, tl.sum(tl.sum(by_bias, 0), 0), mask=c < EACH)
     else:
-        to = parts + (pid * (2 * GROUPS * EACH) + channel)
-        tl.store(to, by_weight, mask=known)
-        tl.store(to + GROUPS * EACH, by_bias, mask=known)
+        to = parts + (pid * (2 * GROUPS * EACH) + weights)
+        tl.store(to, tl.sum(by_weight, 0), mask=real)  # a sum of one
+        tl.store(to + GROUPS * EACH, tl.sum(by_bias, 0), mask=real)
 
 
 @_jit
@@ -693,22 +710,24 @@ def _sum_images_kernel(
     parts: Block,
     out: Block,
     images: Block,
+    stack: Block,
     BLOCKS: constexpr,
-    VALUES: constexpr,
+    C: constexpr,
     BI: constexpr,
     BV: constexpr,
 ) -> None:
-    """out[s, i] = the sum of parts[s, image, i] over images, of which there are BLOCKS blocks of BI."""
-    tiles = (VALUES + BV - 1) // BV
+    """out[i, s, c] = the sum of parts[s, image, i, c] over images, of which there are BLOCKS blocks of BI; i: 0 and 1."""
+    tiles = (2 * C + BV - 1) // BV
     pid = tl.program_id(0)
     s = (pid // tiles).to(tl.int64)
-    i = pid % tiles * BV + tl.arange(0, BV)[None, :]
-    source = parts + s * images * VALUES
+    at = pid % tiles * BV + tl.arange(0, BV)  # i and c
+    source = parts + s * images * (2 * C)
     total = tl.zeros((BI, BV), dtype=tl.float32)
     for block in range(BLOCKS):
         image = block * BI + tl.arange(0, BI)[:, None]
-        total += tl.load(source + (image * VALUES + i), mask=(image < images) & (i < VALUES), other=0.0)
-    tl.store(out + (s * VALUES + i), tl.sum(total, 0, keep_dims=True), mask=i < VALUES)
+        ok = (image < images) & (at < 2 * C)[None, :]
+        total += tl.load(source + (image * (2 * C) + at[None, :]), mask=ok, other=0.0)
+    tl.store(out + ((at // C * stack + s) * C + at % C), tl.sum(total, 0), mask=at < 2 * C)
 
 
 @_jit
@@ -1127,7 +1146,7 @@ def group_norm(
     mean, rstd = (x.new_empty((stack, n, how.groups), dtype=torch.float32) for _ in range(2))
     steps = (x_step, w_step, b_step, beside_step)
     with torch.cuda.device_of(x):
-        _norm_kernel[(stack * n,)](x, weight, bias, beside, out, mean, rstd, n, *steps, how.eps, RELU=how.relu, **shape)
+        _norm_kernel[(stack * n,)](x, weight, bias, beside, out, mean, rstd, n, *steps, how.eps, **shape)
     return out.permute(0, 1, 4, 2, 3), mean, rstd
 
 
@@ -1135,6 +1154,7 @@ def group_norm_grad(
     g: Tensor,
     x: Tensor,
     weight: Tensor,
+    bias: Tensor,
     mean: Tensor,
     rstd: Tensor,
     made: Tensor | None,
@@ -1148,24 +1168,25 @@ def group_norm_grad(
     stack, n, c = *x.shape[:2], weight.shape[1]
     shape = _norm_shape(x, how, tiles, grad=True)
     weight, w_step = _rows(weight)
+    bias, b_step = _rows(bias)
     g, g_step = _channels_last(g, x.dtype)
-    made = made if made is None else made.permute(0, 1, 3, 4, 2).contiguous()
+    made = made.permute(0, 1, 3, 4, 2).contiguous() if made is not None and how.beside else None
     x, x_step = _channels_last(x, x.dtype)
     outs = [x.new_empty((stack, *x.shape[1:])) for _ in range(1 + how.beside)]
     parts = x.new_empty((stack, n, 2, c), dtype=torch.float32)
-    sums = x.new_empty((stack, 2, c), dtype=torch.float32)
+    sums = x.new_empty((2, stack, c), dtype=torch.float32)  # each as its parameter lies: see `stacked_fit`
     block = _power_of_two(2 * c, 1, 64)
-    steps = (g_step, x_step, w_step)
+    steps = (g_step, x_step, w_step, b_step)
     to = (outs[0], outs[1] if how.beside else None, parts)
     with torch.cuda.device_of(x):
         _norm_grad_kernel[(stack * n,)](
-            g, x, weight, mean.contiguous(), rstd.contiguous(), made, *to, n, *steps, **shape
+            g, x, weight, bias, mean.contiguous(), rstd.contiguous(), made, *to, n, *steps, **shape
         )
         _sum_images_kernel[(stack * _cdiv(2 * c, block),)](
-            parts, sums, n, BLOCKS=_cdiv(n, IMAGES_BLOCK), VALUES=2 * c, BI=IMAGES_BLOCK, BV=block
+            parts, sums, n, stack, BLOCKS=_cdiv(n, IMAGES_BLOCK), C=c, BI=IMAGES_BLOCK, BV=block
         )
     by_x, *by_beside = (out.permute(0, 1, 4, 2, 3) for out in outs)
-    return by_x, sums[:, 0], sums[:, 1], *by_beside
+    return by_x, sums[0], sums[1], *by_beside
 
 
 def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None, grad: bool) -> dict[str, int]:
@@ -1173,7 +1194,10 @@ def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None, grad: bool) -> di
     wide = {"BG": _power_of_two(how.groups, 1, how.groups * 2), "BC": _power_of_two(each, 1, each * 2)}
     tiles = tiles or norm_tiles(pixels, wide["BG"] * wide["BC"], grad)
     shape = {"PIXELS": pixels, "GROUPS": how.groups, "EACH": each, "SHARED": how.shared, "BP": tiles.pixels, **wide}
-    return shape | {"num_warps": tiles.warps}
+    launch = {"num_warps": tiles.warps}
+    if not grad and tiles.pixels >= pixels:
+        launch["maxnreg"] = 64  # it fits within; a few more, and one program of 16 warps had a core for itself
+    return shape | {"RELU": how.relu} | launch
 
 
 def _rows(t: Tensor) -> tuple[Tensor, int]:

@@ -400,9 +400,9 @@ class GroupNorm(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, *_, ctx.how = inputs
+        x, weight, bias, _, ctx.how = inputs
         y, mean, rstd = output
-        ctx.save_for_backward(x, weight, mean, rstd, y if ctx.how.relu else None)
+        ctx.save_for_backward(x, weight, bias, mean, rstd, y if ctx.how.relu else None)
         ctx.mark_non_differentiable(mean, rstd)
         ctx.set_materialize_grads(False)
 
@@ -420,20 +420,27 @@ class GroupNorm(Function):
 
 
 class GroupNormGrad(Function):
-    """g, x [S, n, c, h, w], weight [S, c], mean and 1 / deviation [S, n, groups] -> gradients by x, weight and bias
+    """g, x [S, n, c, h, w], weight and bias [S, c], mean and 1 / deviation [S, n, groups] -> by x, weight and bias
 
     made: what a relu after the norm gave, or None. The gradient by what was beside comes last, if there was something.
     """
 
     @staticmethod
     def forward(
-        g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, made: Tensor | None, how: Norm
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        made: Tensor | None,
+        how: Norm,
     ) -> tuple[Tensor, ...]:
-        return _kernels().group_norm_grad(g, x, weight, mean, rstd, made, how)  # type: ignore[no-any-return]
+        return _kernels().group_norm_grad(g, x, weight, bias, mean, rstd, made, how)  # type: ignore[no-any-return]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        g, x, weight, _, _, made, ctx.how = inputs
+        g, x, weight, *_, made, ctx.how = inputs
         ctx.save_for_backward(g, x, weight, made)
 
     @staticmethod
@@ -441,7 +448,7 @@ class GroupNormGrad(Function):
         """Few methods come here, so this is torch's own work; the mean and deviation are seen as functions of x."""
         *inputs, made = ctx.saved_tensors
         back: Any = torch.func.vjp(lambda g, x, weight: _group_norm_grads(g, x, weight, made, ctx.how), *inputs)[1]
-        return *back(slopes), None, None, None, None
+        return *back(slopes), None, None, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
