@@ -716,7 +716,7 @@ def _sum_images_kernel(
     BI: constexpr,
     BV: constexpr,
 ) -> None:
-    """out[i, s, c] = the sum of parts[s, image, i, c] over images, of which there are BLOCKS blocks of BI; i: 0 and 1."""
+    """out[i, s, c] = the sum of parts[s, image, i, c] over images, in BLOCKS blocks of BI; i is 0 or 1."""
     tiles = (2 * C + BV - 1) // BV
     pid = tl.program_id(0)
     s = (pid // tiles).to(tl.int64)
