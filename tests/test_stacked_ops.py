@@ -474,6 +474,8 @@ def test_group_norm_in_blocks_of_pixels_and_of_images(place: torch.device, monke
         assert len(want) == 6 + how.beside
         assert all(t.permute(0, 1, 3, 4, 2).is_contiguous() for t in (want[0], want[3], *want[6:]))
         assert want[1].shape == want[2].shape == (2, 3, 3)
+        assert want[4].is_contiguous()  # as weight and bias are: an update of all leaves at once wants that
+        assert want[5].is_contiguous()
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "IMAGES_BLOCK", 2)
             for tiles in (kernels.NormTiles(8, 1), kernels.NormTiles(32, 4)):

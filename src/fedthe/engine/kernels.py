@@ -35,6 +35,7 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)  # there tl.dot takes bfloat1
 BATCH_BLOCK = 1024  # values of a batch per program
 SUM_BLOCK = 1024  # weights per program when partial gradients are added
 IMAGES_BLOCK = 32  # images at a time when gradients of a norm's weights are added over them
+ATTEND_WARPS = 4  # of 16 rows each: with eight, two would compute the same rows of a block of 64
 
 
 class Tiles(NamedTuple):
@@ -130,11 +131,6 @@ def norm_tiles(pixels: int, c: int, grad: bool) -> NormTiles:
     block = _power_of_two(pixels, 1, max(1, (4096 if grad else 16384) // c))
     each = 16 if grad else 32  # values to a thread
     return NormTiles(block, _power_of_two(block * c // (32 * each), 2, 16))  # two warps: see `_pool_launch`
-
-
-def attend_warps(tokens: int, width: int, grad: bool) -> int:
-    """For `attend` and `attend_grad`, whose blocks are filled up to powers of two. A gradient holds twice as much."""
-    return 8 if grad and tokens * width >= 64 * 64 else 4
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
@@ -1212,7 +1208,7 @@ def attend(qkv: Tensor, how: Attention) -> Tensor:
     n, tokens, _ = qkv.shape
     out = qkv.new_empty((n, tokens, how.heads * how.width))
     with torch.cuda.device_of(qkv):
-        _attend_kernel[(n * how.heads,)](qkv.contiguous(), out, **_attend_launch(tokens, how, grad=False))
+        _attend_kernel[(n * how.heads,)](qkv.contiguous(), out, **_attend_launch(tokens, how))
     return out
 
 
@@ -1221,15 +1217,15 @@ def attend_grad(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
     n, tokens, _ = qkv.shape
     out = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(qkv):
-        shape = _attend_launch(tokens, how, grad=True)
+        shape = _attend_launch(tokens, how)
         _attend_grad_kernel[(n * how.heads,)](g.contiguous(), qkv.contiguous(), out, **shape)
     return out
 
 
-def _attend_launch(tokens: int, how: Attention, grad: bool) -> dict[str, Any]:
+def _attend_launch(tokens: int, how: Attention) -> dict[str, Any]:
     blocks = {"BT": _power_of_two(tokens, 16, 2 * tokens), "BE": _power_of_two(how.width, 16, 2 * how.width)}
     shape = {"TOKENS": tokens, "HEADS": how.heads, "EACH": how.width, "SCALE": how.width**-0.5}
-    return {**shape, **blocks, "PRECISION": how.precision, "num_warps": attend_warps(blocks["BT"], blocks["BE"], grad)}
+    return {**shape, **blocks, "PRECISION": how.precision, "num_warps": ATTEND_WARPS}
 
 
 def cut_batches(
