@@ -47,6 +47,11 @@ class Tiles(NamedTuple):
     warps: int
     stages: int
     pixels: int = 1  # side by side that are one position; see `_conv_kernel`
+    registers: int | None = None  # of a thread, at most
+
+    @property
+    def launch(self) -> dict[str, int | None]:
+        return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.registers}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -58,7 +63,8 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
     """For `conv` and `conv_input_grad`: m are output positions, n output channels, k taps times input channels.
 
     A pipeline of several stages loads past the first cache, and holds so much that few programs share a core: where
-    windows overlap and channels are few, many programs without one are better.
+    windows overlap and channels are few, many programs without one are better. Those wait for memory most of the time,
+    so their registers are kept to what lets four of eight warps share a core.
     """
     if rows <= 64:  # a linear layer on a small batch only reads its weights: many small loads in flight
         return Tiles(_power_of_two(rows, 16, 64), _power_of_two(o, 16, 32), 64 if c % 64 == 0 else 32, 2, 4)
@@ -67,7 +73,7 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
         k = 32 if c % 32 == 0 else _power_of_two(taps * c, 16, 32)
         return Tiles(64, n, k, 8, 3) if n > 64 else Tiles(128, n, k, 4, 3)
     if pixels > 1:
-        return Tiles(128, n, 64, 8 if n > 32 else 4, 1, pixels)
+        return Tiles(128, n, 64, 8, 1, pixels, registers=64)
     if c % 8:  # few channels: a step spans taps, so the fewer steps the better
         return Tiles(256, n, _power_of_two(taps * c, 16, 128), 8 if n > 64 else 4, 2)
     if c % 32:
@@ -95,7 +101,7 @@ def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, 
         return Tiles(64, n, 32, 4, 1)
     if pixels > 1:  # nor here: see `conv_tiles`
         m = _power_of_two(taps * c * 4 // 3, 64, 256) if c <= 16 else 128  # a span of four pixels for three taps
-        return Tiles(m, n, 64, 8 if m * n > 64 * 64 else 4, 1, pixels)
+        return Tiles(m, n, 64, 8 if m * n > 64 * 64 else 4, 1, pixels, registers=80 if c <= 16 else 64)
     m = 64 if taps * c > 128 else _power_of_two(taps * c, 16, 128)
     return Tiles(m, n, 64, warps=8 if m * n > 64 * 64 else 4, stages=3)
 
@@ -341,21 +347,30 @@ def _weight_grad_kernel(
     offset = (ky * W + kx) * C + (k % C)[:, None]
     images = x + s * x_step
     grads = g + s * g_step
+    # Few masks are quicker than many: what is no tap and no position lies far below the image.
+    FAR: constexpr = 1 << 20
+    SAME: constexpr = OUT_H == H and OUT_W == W and STRIDE_Y == 1 and STRIDE_X == 1  # windows as there are pixels
+    below = tl.where((k < KH * LINE)[:, None], ky, FAR)
 
     total = tl.zeros((BN,), dtype=tl.float32)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for block in range(BLOCKS):
         m = (split * BLOCKS + block) * BK + tl.arange(0, BK)
-        image = (m // (OUT_H * ACROSS)).to(tl.int64)
-        place = m % (OUT_H * ACROSS)
+        # Not signed: nobody tells the compiler that m is not negative, and it made three times as many instructions.
+        image = (m.to(tl.uint32) // (OUT_H * ACROSS)).to(tl.int64)
+        place = (m.to(tl.uint32) % (OUT_H * ACROSS)).to(tl.int32)
         top = place // ACROSS * STRIDE_Y - PAD_Y
         left = place % ACROSS * (PIXELS * STRIDE_X) - PAD_X
-        corner = images + image * (H * W * C) + (top * W + left) * C
-        ok = (m < rows)[None, :] & (k < KH * LINE)[:, None]
-        if not INSIDE:
-            y = top[None, :] + ky
+        if SAME:
+            corner = images + (m.to(tl.int64) * (PIXELS * C) - (PAD_Y * W + PAD_X) * C)
+        else:
+            corner = images + image * (H * W * C) + (top * W + left) * C
+        if INSIDE:
+            ok = (m < rows)[None, :] & (k < KH * LINE)[:, None]
+        else:
+            y = tl.where(m < rows, top, FAR)[None, :] + below
             z = left[None, :] + kx
-            ok = ok & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+            ok = (y >= 0) & (y < H) & (z >= 0) & (z < W)
         a = tl.load(corner[None, :] + offset, mask=ok, other=0.0)
         at = grads + (m.to(tl.int64) * (PIXELS * O))[:, None] + column[None, :]
         if PIXELS * O % BN == 0:
@@ -985,8 +1000,7 @@ def _launch_conv(
             BM=tiles.m,
             BN=tiles.n,
             BK=tiles.k,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
+            **tiles.launch,
         )
 
 
@@ -1045,8 +1059,7 @@ def conv_weight_grad(
             BM=tiles.m,
             BN=tiles.n,
             BK=tiles.k,
-            num_warps=tiles.warps,
-            num_stages=tiles.stages,
+            **tiles.launch,
         )
     by_weight = _sum_splits(parts).permute(0, 1, 4, 2, 3)
     return (by_weight,) if by_bias is None else (by_weight, _sum_splits(by_bias))
