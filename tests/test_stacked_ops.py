@@ -19,7 +19,7 @@ from fedthe.engine import stacked_ops
 from fedthe.engine.fit import crop
 from fedthe.engine.stacked_ops import Geometry, Norm, Pool, StackedOps, use_kernels
 from fedthe.nets import CCT4, Net, ResNet20GN
-from fedthe.nets.layers import attend, linear_add, norm_relu
+from fedthe.nets.layers import attend, conv_beside, linear_add, norm_relu
 from fedthe.types import scale
 
 CUDA = torch.cuda.is_available()
@@ -230,6 +230,72 @@ def test_vmap_within_vmap(place: torch.device) -> None:
     want = torch.stack([torch.stack([slope(w[s], x[s, i]) for i in range(3)]) for s in range(2)])
     assert_close(got, want)
     assert_close(both, torch.stack([torch.stack([F.conv2d(x[s, i], want[s, i]) for i in range(3)]) for s in range(2)]))
+
+
+def conv_and_past(stride: int) -> Callable[..., Tensor]:
+    """Like a block of a residual network: x goes through a convolution, and past it."""
+
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        y, past = conv_beside(x, w, stride=stride, padding=w.shape[-1] // 2)
+        return torch.cat([y.flatten(), (past * past).flatten()])
+
+    return both
+
+
+@on(PLACES)
+@pytest.mark.parametrize(("stride", "side"), [(1, 3), (2, 3), (2, 1)])
+def test_a_convolution_and_what_goes_past_it(stride: int, side: int, place: torch.device) -> None:
+    x, w = draw(2, 2, 4, 6, 6, device=place), draw(2, 5, 4, side, side, seed=1, device=place)
+    function = conv_and_past(stride)
+    got, want = value_and_grads(stacked(function), x, w), value_and_grads(loop(function), x, w)
+    one = value_and_grads(stacked(function), x[:1], w[:1])
+    for a, b, c in zip(got, want, one, strict=True):
+        assert_close(a, b)
+        assert torch.equal(a[:1], c)
+
+    def steepness(x: Tensor, w: Tensor) -> Tensor:
+        slopes = grad(lambda *inputs: (function(*inputs) ** 3).sum(), (0, 1))(x, w)
+        return torch.stack([slope.square().sum() for slope in slopes]).sum()
+
+    def bend(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return grad(steepness, (0, 1))(x, w)
+
+    with StackedOps(F32):
+        second = vmap(bend)(x, w)
+        shared = vmap(grad(lambda x: (function(x, w[0]) ** 2).sum()))(x)
+    for k, a in enumerate(second):
+        assert_close(a, torch.stack([bend(x[s], w[s])[k] for s in range(2)]), 3e-5)
+    assert_close(shared, torch.stack([grad(lambda x: (function(x, w[0]) ** 2).sum())(x[s]) for s in range(2)]))
+
+
+@on(KERNEL_PLACES)
+def test_a_convolution_and_what_goes_past_it_in_bfloat16(place: torch.device) -> None:
+    x, w = draw(2, 2, 4, 6, 6, device=place).bfloat16(), draw(2, 5, 4, 3, 3, seed=1, device=place)
+    with StackedOps(BF16):
+        y, past = vmap(lambda x, w: conv_beside(x, w, padding=1))(x, w)
+        assert y.dtype == past.dtype == BF16
+        assert torch.equal(past, x)
+    got = value_and_grads(stacked(conv_and_past(1), BF16), x, w)
+    want = value_and_grads(loop(conv_and_past(1)), x.float(), w.bfloat16().float())
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, 2e-2)
+
+
+@on(PLACES)
+def test_a_convolution_or_what_goes_past_it(place: torch.device) -> None:
+    x, w = draw(2, 2, 4, 6, 6, device=place), draw(2, 5, 4, 3, 3, seed=1, device=place)
+    for which in (0, 1):
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        with StackedOps(F32):
+            made = vmap(lambda x, w: conv_beside(x, w, padding=1))(*leaves)[which]
+        by_x, by_w = torch.autograd.grad(made.sum(), leaves, allow_unused=True)
+        want = value_and_grads(loop(lambda x, w: F.conv2d(x, w, padding=1)), x, w)
+        assert by_x.shape == x.shape
+        assert (by_w is None) == (which == 1)
+        if which == 1:
+            assert torch.equal(by_x, torch.ones_like(x))
+        else:
+            assert_close(made, want[0])
 
 
 @on(PLACES)

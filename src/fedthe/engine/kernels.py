@@ -876,8 +876,12 @@ def conv(
     return out.permute(0, 1, 4, 2, 3)
 
 
-def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None) -> Tensor:
+def conv_input_grad(
+    g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None, beside: Tensor | None = None
+) -> Tensor:
     """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> the gradient by the input, [S, n, c, h, w] in g's type.
+
+    What is beside, like the result, is added.
 
     A convolution of g with the weights turned round, and, in float32, copied so that the channels it adds up lie last:
     tensor cores take float32 in no other order. With a stride, pixels of the input differ in which taps met them,
@@ -891,7 +895,11 @@ def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = N
     last, into, out_of = (o, 1, rows * columns * o) if turned else (c, rows * columns * c, 1)
     down, right = (_ways_back(how, axis) for axis in (0, 1))
     all_met = all(way.taps for way in (*down, *right))
-    out = (g.new_empty if all_met else g.new_zeros)((stack, n, *how.size, c))
+    beside = beside if beside is None else beside.to(g.dtype).permute(0, 1, 3, 4, 2).contiguous()
+    if all_met:
+        out = g.new_empty((stack, n, *how.size, c))
+    else:
+        out = g.new_zeros((stack, n, *how.size, c)) if beside is None else beside.clone()
     for one in down:
         for other in right:
             if one.windows and other.windows and one.taps and other.taps:
@@ -904,7 +912,7 @@ def conv_input_grad(g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = N
                     "W_IN": into,
                     "W_OUT": out_of,
                 }
-                _launch_conv(g, g_step, w, w_step, None, None, out, (one, other), steps, how.precision, tiles)
+                _launch_conv(g, g_step, w, w_step, None, beside, out, (one, other), steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 

@@ -27,7 +27,16 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..data.augment import has_triton
-from ..nets.layers import attend, attend_plainly, linear_add, linear_add_plainly, norm_relu, norm_relu_plainly
+from ..nets.layers import (
+    attend,
+    attend_plainly,
+    conv_beside,
+    conv_beside_plainly,
+    linear_add,
+    linear_add_plainly,
+    norm_relu,
+    norm_relu_plainly,
+)
 
 Pair = tuple[int, int]
 Dim = int | None
@@ -138,47 +147,78 @@ class Convolve(Function):
         x, w = ctx.saved_tensors
         by_x, by_w, by_bias, by_beside, _ = ctx.needs_input_grad
         slopes = (*_run(WeightGrad, x, g, ctx.how), None) if by_w or by_bias else (None, None)
-        back = _run(InputGrad, g, w, ctx.how) if by_x else None
+        back = _run(InputGrad, g, w, None, ctx.how) if by_x else None
         return back, slopes[0], slopes[1], g if by_beside else None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[Tensor, int]:
-        *tensors, how = inputs
-        return _lift_by_weight(Convolve, info.batch_size, in_dims, tensors, how)
+        (y,), axis = _lift_by_weight(Convolve, info.batch_size, in_dims, inputs, images=(0, 3))
+        return y, axis
+
+
+class ConvolveBeside(Function):
+    """As `Convolve`, without more to add; and x once more, so that both gradients by x come here to be added."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, how: Geometry) -> tuple[Tensor, Tensor]:
+        return Convolve.forward(x, w, None, None, how), x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: tuple[Tensor, Tensor]) -> None:
+        x, w, ctx.how = inputs
+        ctx.save_for_backward(x, w)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, beside: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        by_x, by_w = ctx.needs_input_grad[:2]
+        if g is None:
+            return beside, None, None
+        back = _run(InputGrad, g, w, beside, ctx.how) if by_x else None
+        return back, _run(WeightGrad, x, g, ctx.how)[0] if by_w else None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], Pair]:
+        both, axis = _lift_by_weight(ConvolveBeside, info.batch_size, in_dims, inputs, images=(0,))
+        return both, (axis, axis)
 
 
 class InputGrad(Function):
-    """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> [S, n, c, h, w]"""
+    """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> [S, n, c, h, w]; plus something beside, like that, if not None"""
 
     @staticmethod
-    def forward(g: Tensor, w: Tensor, how: Geometry) -> Tensor:
+    def forward(g: Tensor, w: Tensor, beside: Tensor | None, how: Geometry) -> Tensor:
         if use_kernels(g):
-            return _kernels().conv_input_grad(g, w, how)  # type: ignore[no-any-return]
+            return _kernels().conv_input_grad(g, w, how, beside=beside)  # type: ignore[no-any-return]
 
         def one(g: Tensor, w: Tensor) -> Tensor:
             like = g.new_empty((len(g), *how.size, w.shape[1])).permute(0, 3, 1, 2)
             return _backward(g, like, w, how, 0)
 
-        return _each(one, g, w).to(g.dtype)
+        back = _each(one, g, w)
+        return (back if beside is None else back + beside).to(g.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Geometry], output: Tensor) -> None:
-        g, w, ctx.how = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        g, w, _, ctx.how = inputs
         ctx.save_for_backward(g, w)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         g, w = ctx.saved_tensors
-        by_g, by_w = ctx.needs_input_grad[:2]
+        by_g, by_w, by_beside, _ = ctx.needs_input_grad
         return (
             _run(Convolve, v, w, None, None, replace(ctx.how, bias=False)) if by_g else None,
             _run(WeightGrad, v, g, replace(ctx.how, bias=False))[0] if by_w else None,
+            v if by_beside else None,
             None,
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Dim, Dim, None], g: Tensor, w: Tensor, how: Geometry) -> tuple[Tensor, int]:
-        return _lift_by_weight(InputGrad, info.batch_size, in_dims, (g, w), how)
+    def vmap(info: Any, in_dims: tuple[Dim, ...], *inputs: Any) -> tuple[Tensor, int]:
+        (back,), axis = _lift_by_weight(InputGrad, info.batch_size, in_dims, inputs, images=(0, 2))
+        return back, axis
 
 
 class WeightGrad(Function):
@@ -205,7 +245,7 @@ class WeightGrad(Function):
         x, g = ctx.saved_tensors
         by_x, by_g = ctx.needs_input_grad[:2]
         return (
-            _run(InputGrad, g, u, ctx.how) if by_x else None,
+            _run(InputGrad, g, u, None, ctx.how) if by_x else None,
             _run(Convolve, x, u, by_bias, None, ctx.how) if by_g else None,
             None,
         )
@@ -233,22 +273,24 @@ def _fold(t: Tensor, dim: Dim, size: int) -> Tensor:
 
 
 def _lift_by_weight(
-    function: Any, size: int, in_dims: Sequence[Dim], tensors: Sequence[Tensor | None], how: Geometry
-) -> tuple[Tensor, int]:
-    """As `_lift`; but a weight that all share sees the new axis as more images. tensors: x, w, bias, beside."""
-    first, *own = in_dims[:3]
-    if first is None or any(dim is not None for dim in own):
-        return _lift(function, size, in_dims, tensors, how)[0], 0
+    function: Any, size: int, in_dims: Sequence[Dim], inputs: Sequence[Any], images: tuple[int, ...]
+) -> tuple[tuple[Tensor, ...], int]:
+    """As `_lift`; but weights that all share see the new axis as more images. images: which inputs are such.
 
-    def more(images: Tensor, dim: Dim) -> Tensor:
-        images = images[None].expand(size, *images.shape) if dim is None else images.movedim(dim, 0)
-        return images.transpose(0, 1).flatten(1, 2)
+    The other inputs are weights, and the last one tells how. Also gives where the new axis is.
+    """
+    *tensors, how = inputs
+    own = any(dim is not None for i, dim in enumerate(in_dims) if i not in images)
+    if in_dims[0] is None or own:
+        return _lift(function, size, in_dims, tensors, how), 0
 
-    arranged = [
-        t if t is None or i in (1, 2) else more(t, dim)
-        for i, (t, dim) in enumerate(zip(tensors, in_dims, strict=False))
-    ]
-    return _run(function, *arranged, how).unflatten(1, (size, -1)), 1
+    def more(t: Tensor, dim: Dim) -> Tensor:
+        t = t[None].expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+        return t.transpose(0, 1).flatten(1, 2)
+
+    arranged = [more(t, in_dims[i]) if i in images and t is not None else t for i, t in enumerate(tensors)]
+    made = _run(function, *arranged, how)
+    return tuple(t.unflatten(1, (size, -1)) for t in (made if isinstance(made, tuple) else (made,))), 1
 
 
 def _images_last(t: Tensor) -> Tensor:
@@ -620,6 +662,15 @@ def _conv2d(
     return y.squeeze(0) if single else y
 
 
+def _conv_beside(mode: StackedOps, x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> Any:
+    covered = use_kernels(x) and x.ndim == 4 and _fits(x, weight) and x.dtype == mode.dtype
+    how = Geometry(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(x.shape[-2:]))
+    if not covered or x.shape[1] != weight.shape[1] or x.shape[1] % 4 or min(how.out) < 1:
+        with mode:  # which is off in here
+            return conv_beside_plainly(x, weight, stride, padding)
+    return tuple(t.squeeze(0) for t in _run(ConvolveBeside, x[None], weight.float()[None], how))
+
+
 def _fits(input: Tensor, weight: Tensor) -> bool:
     shapes = input.ndim in (3, 4) and weight.ndim == 4 and 0 not in input.shape and 0 not in weight.shape
     return shapes and input.dtype in TYPES and weight.dtype in TYPES
@@ -774,6 +825,7 @@ OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.layer_norm: _layer_norm,
     F.layer_norm: _layer_norm,
     F.linear: _linear,
+    conv_beside: _conv_beside,
     norm_relu: _norm_relu,
     linear_add: _linear_add,
     attend: _attend,

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
+Made = TypeVar("Made")
 
-def _offered(plainly: Callable[..., Tensor]) -> Callable[..., Tensor]:
+
+def _offered(plainly: Callable[..., Made]) -> Callable[..., Made]:
     @wraps(plainly)
-    def layer(*args: Any, **kwargs: Any) -> Tensor:
+    def layer(*args: Any, **kwargs: Any) -> Made:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         if has_torch_function(tensors):  # also where any mode is on
             return handle_torch_function(layer, tensors, *args, **kwargs)
         return plainly(*args, **kwargs)
 
     return layer
+
+
+def conv_beside_plainly(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> tuple[Tensor, Tensor]:
+    """A convolution of x, and x once more, for what goes past it: both gradients by x can then be added in one go."""
+    return F.conv2d(x, weight, stride=stride, padding=padding), x
+
+
+conv_beside = _offered(conv_beside_plainly)
 
 
 def norm_relu_plainly(

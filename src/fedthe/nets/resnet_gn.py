@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..tree import Tree
-from .layers import norm_relu
+from .layers import conv_beside, norm_relu
 from .net import Net, Start, norm
 
 
@@ -62,7 +62,8 @@ class ResNet20GN(Net):
         x = self._norm_relu(F.conv2d(x, body["conv"], padding=1), body["norm"])
         for name, into, out in self._blocks():
             block, stride = body[name], 1 if into == out else 2
-            y = self._norm_relu(F.conv2d(x, block["conv1"], stride=stride, padding=1), block["norm1"])
+            y, x = conv_beside(x, block["conv1"], stride=stride, padding=1)
+            y = self._norm_relu(y, block["norm1"])
             if into != out:
                 x = self._norm(F.conv2d(x, block["short"], stride=stride), block["short_norm"])
             x = self._norm_relu(F.conv2d(y, block["conv2"], padding=1), block["norm2"], beside=x)
