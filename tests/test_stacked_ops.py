@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -1002,3 +1003,13 @@ def test_batches_are_cut_as_for_one_client(pad: int, dtype: torch.dtype, place: 
     assert torch.equal(kernels.cut_batches(images, rows, down, right, mirrored, pad, out=got.clone().zero_()), got)
     with pytest.raises(ValueError, match="contiguous"):
         kernels.cut_batches(images, rows, down, right, mirrored, pad, out=got[:1])
+
+
+@on(KERNEL_PLACES)
+def test_few_registers_only_where_sums_leave_room(place: torch.device) -> None:
+    from fedthe.engine import kernels
+
+    for c, o in itertools.product((4, 16, 32), (8, 16, 32, 48, 64, 128)):
+        for tiles in (kernels.conv_tiles(2**14, c, o, 9, BF16, 2), kernels.weight_grad_tiles(2**14, c, o, 9, BF16, 2)):
+            sums = tiles.m * tiles.n // (32 * tiles.warps)
+            assert tiles.registers is None or tiles.registers >= 2 * sums

@@ -63,8 +63,7 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
     """For `conv` and `conv_input_grad`: m are output positions, n output channels, k taps times input channels.
 
     A pipeline of several stages loads past the first cache, and holds so much that few programs share a core: where
-    windows overlap and channels are few, many programs without one are better. Those wait for memory most of the time,
-    so their registers are kept to what lets four of eight warps share a core.
+    windows overlap and channels are few, many programs without one are better.
     """
     if rows <= 64:  # a linear layer on a small batch only reads its weights: many small loads in flight
         return Tiles(_power_of_two(rows, 16, 64), _power_of_two(o, 16, 32), 64 if c % 64 == 0 else 32, 2, 4)
@@ -73,7 +72,7 @@ def conv_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, pixels:
         k = 32 if c % 32 == 0 else _power_of_two(taps * c, 16, 32)
         return Tiles(64, n, k, 8, 3) if n > 64 else Tiles(128, n, k, 4, 3)
     if pixels > 1:
-        return Tiles(128, n, 64, 8, 1, pixels, registers=64)
+        return _crowded(Tiles(128, n, 64, 8, 1, pixels), 64)
     if c % 8:  # few channels: a step spans taps, so the fewer steps the better
         return Tiles(256, n, _power_of_two(taps * c, 16, 128), 8 if n > 64 else 4, 2)
     if c % 32:
@@ -101,7 +100,7 @@ def weight_grad_tiles(rows: int, c: int, o: int, taps: int, dtype: torch.dtype, 
         return Tiles(64, n, 32, 4, 1)
     if pixels > 1:  # nor here: see `conv_tiles`
         m = _power_of_two(taps * c * 4 // 3, 64, 256) if c <= 16 else 128  # a span of four pixels for three taps
-        return Tiles(m, n, 64, 8 if m * n > 64 * 64 else 4, 1, pixels, registers=80 if c <= 16 else 64)
+        return _crowded(Tiles(m, n, 64, 8 if m * n > 64 * 64 else 4, 1, pixels), 80 if c <= 16 else 64)
     m = 64 if taps * c > 128 else _power_of_two(taps * c, 16, 128)
     return Tiles(m, n, 64, warps=8 if m * n > 64 * 64 else 4, stages=3)
 
@@ -137,6 +136,15 @@ def norm_tiles(pixels: int, c: int, grad: bool) -> NormTiles:
     block = _power_of_two(pixels, 1, max(1, (4096 if grad else 16384) // c))
     each = 16 if grad else 32  # values to a thread
     return NormTiles(block, _power_of_two(block * c // (32 * each), 2, 16))  # two warps: see `_pool_launch`
+
+
+def _crowded(tiles: Tiles, registers: int) -> Tiles:
+    """With few registers to a thread, so that more programs share a core: without stages they mostly wait for memory.
+
+    The compiler fails where the sums alone take most of them.
+    """
+    sums = tiles.m * tiles.n // (32 * tiles.warps)
+    return tiles._replace(registers=registers) if sums <= 32 else tiles
 
 
 def _power_of_two(value: int, least: int, most: int) -> int:
