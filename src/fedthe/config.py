@@ -66,6 +66,7 @@ class Config:
     device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
     checkpoint_seconds: float = 10.0
+    keep: tuple[int, ...] = ()  # rounds whose checkpoints stay, so that a run of so many rounds need not train
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
 
