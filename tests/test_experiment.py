@@ -108,7 +108,8 @@ def test_a_longer_run_leaves_the_clients_file_of_the_shorter_alone(data, tmp_pat
     from fedthe.engine import clients
 
     start = clients.Clients.start
-    monkeypatch.setattr(clients.Clients, "start", lambda first, count, file=None, budget=0: start(first, count, file, 0))
+    always_on_file = lambda first, count, file=None, budget=0: start(first, count, file, 0)  # noqa: E731
+    monkeypatch.setattr(clients.Clients, "start", always_on_file)
     out = tmp_path / "run"
     first = fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL)
     (file,) = out.glob("trainings/*-2.clients")

@@ -8,16 +8,16 @@ from typing import Any
 from .. import records
 from ..errors import InputError
 from ..experiment import Results, run
-from .tables import AVERAGE, Case, Cell, Table, fill_table, plan_cases
+from .tables import AVERAGE, Case, Cell, Table, fill_table
 
 FORMAT = 1
 # The paper's data, as our loaders name it: on another dataset no number is the paper's.
 PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "imagenet-r", "imagenet-v2"}}
 
 
-def reproduce(table: Table, methods: Sequence[str] = (), **settings: Any) -> dict[str, Any]:
-    """Run what a table needs, or take what is there, and give its record as plain data."""
-    return make_record(table, [(case, run(case.config)) for case in plan_cases(table, methods, **settings)])
+def reproduce(table: Table, cases: Sequence[Case]) -> dict[str, Any]:
+    """Run what `plan_cases` says, or take what is there, and give the table's record as plain data."""
+    return make_record(table, [(case, run(case.config)) for case in cases])
 
 
 def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, Any]:
