@@ -7,11 +7,12 @@ import pytest
 
 import fedthe as package
 from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Machine
+from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
 from fedthe.study.bill import Bill, bill_tables
 from fedthe.study.reproduce import find_comparable, reproduce
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
-from fedthe.study.tables import find_table, load_tables, plan_cases
+from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
 
 SMALL = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 5, "seeds": [0, 1], "train_fraction": 0.5}
 
@@ -98,7 +99,7 @@ def test_ours_stands_over_the_papers_and_the_difference():
 
 def test_the_bill_counts_shared_trainings_once():
     tables = load_tables()
-    bills = bill_tables(tables.values(), [], None)
+    bills = bill_tables(pick_tables([]), None)
     main = bills["main-dir0.1"]
     assert (main.trainings, main.rounds) == (3 * 8, 3 * 8 * 100)  # 14 methods, 8 trainings, 3 seeds
     assert main.images == 3 * 8 * 100 * 50_000 * 0.6 * 6
@@ -107,7 +108,7 @@ def test_the_bill_counts_shared_trainings_once():
     assert bills["ablation"].trainings == 3 * 2  # without balanced softmax, and FedAvg with it
     assert bills["severity-mixture-dir1"].samples == 0  # severity-corrupted-dir1 asked for both
     assert bills["participation0.1-dir0.1"].images == 3 * 3 * 100 * 50_000 * 0.6 * 6 * 0.1
-    alone = bill_tables([tables["ablation"]], ["ablation_9"], None, seeds=[0], rounds=10, samples=3)["ablation"]
+    alone = bill_tables([(tables["ablation"], ["ablation_9"])], None, seeds=[0], rounds=10, samples=3)["ablation"]
     assert (alone.trainings, alone.rounds, alone.samples) == (1, 10, 6 * 20 * 3)
 
 
@@ -117,7 +118,7 @@ def test_the_bill_is_in_seconds_where_the_machine_was_measured():
     machine, ceilings = Machine("x", "cpu", "2.6", 1), Ceilings(1.0, "x", 1.0)
     bench = Bench(machine, "stack", "float32", False, ceilings, rows, 1.0)
     table = find_table("test-size1-dir0.1")  # FedTHE alone
-    (bill,) = bill_tables([table], [], bench, seeds=[0], tests=["original"]).values()
+    (bill,) = bill_tables([(table, [])], bench, seeds=[0], tests=["original"]).values()
     assert bill.seconds == pytest.approx(100 * 2.0 + 10_000 * 5.0 / 1000 / (3 * 32 * 3 + 1))
     assert lay_out_bills({"a": bill})[1] == [["a", "1", "100", "18 M", "10 k", "3.3 min"]]
     assert [say_duration(s) for s in (59, 95, 7200, 200000)] == ["59 s", "1.6 min", "2.0 h", "2.3 days"]
@@ -168,3 +169,55 @@ def test_a_table_of_which_nothing_could_be_measured_is_refused(data, tmp_path):
     cases = plan_cases(table, ["fedavg"], out=str(tmp_path / "r"), lr=1e30, **data, **SMALL)
     with pytest.raises(InputError, match=r"nothing of main-dir0\.1 could be measured: .* not finite"):
         reproduce(table, cases)
+
+
+def test_an_imagenet_table_runs_on_files_in_its_format(fedthe, home, tmp_path, monkeypatch):
+    """Noise in the layout of ImageNet-32 and its shifts: all columns are there, and compared with the paper's."""
+    from test_sources import write_imagenet32, write_picture
+
+    path = home / "data" / "imagenet32"
+    kept = write_imagenet32(path)
+    for wnid in kept:
+        for shift in ("imagenet-a", "imagenet-r"):
+            write_picture(path / shift / wnid / "a.jpg", (200, 30, 30))
+    for position in SHARED:
+        write_picture(path / "imagenetv2-matched-frequency-format-val" / str(position) / "a.jpg", (30, 200, 30))
+    monkeypatch.chdir(tmp_path)
+    words = ["clients=3", "samples=2", "local_epochs=1", "train_fraction=0.01", "width=1"]
+    asked = ["table", "imagenet-dir1", *words, "--rounds", "1", "--seeds", "0", "--methods", "fedthe,fedavg_ft"]
+    record = json.loads(fedthe(*asked, "--json").out)
+    columns = ["original", "imagenet_a", "imagenet_v2", "imagenet_r", "mixture", "average_over_tests"]
+    assert record["columns"] == record["compared"] == columns
+    assert list(record["rows"]["fedthe"]) == columns
+    assert record["cases"][0]["config"]["net"] == "resnet20_gn"
+
+
+def test_all_tables_that_have_a_method_and_whose_data_is_there(fedthe, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [table.id for table, _ in pick_tables(["ablation_11"])] == ["ablation"]
+    assert len(pick_tables(["fedthe", "ditto"])) == 36  # all but the ablation, whose rows have other names
+    with pytest.raises(InputError, match="no table has a row 'fedte'; did you mean fedthe"):
+        pick_tables(["fedte"])
+    said = fedthe("table", "--all", "--methods", "ablation_11")
+    assert said.err == "fedthe: ablation is left out, for cifar10 is not at hand.\n"
+    words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
+    said = fedthe("table", "--all", *words, "--rounds", "1", "--seeds", "0", "--methods", "gma", "--save", "r")
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
+        "main-dir0.1.json",
+        "main-dir1.json",
+        "main-dir10.json",
+    ]
+
+
+def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{key}={value}" for key, value in (data | SMALL).items() if key != "seeds"]
+    said = fedthe("figure", "weights", *words, "seeds=0")
+    assert said.out == "figures/weights.png, and its numbers beside it\n"
+    first = (tmp_path / "figures/weights.png").read_bytes()
+    (tmp_path / "figures/weights.png").unlink()
+    fedthe("figure", "weights", "--redraw")
+    assert (tmp_path / "figures/weights.png").read_bytes() == first
+    assert "does not hold alpha-beta" in fedthe("figure", "alpha-beta", "--redraw", exits=2).err
+    assert "did you mean weights?" in fedthe("figure", "weight", exits=2).err
+    assert "interpolation-heads" in fedthe("figure").out

@@ -174,7 +174,8 @@ def table(
     goes on where it was, and trainings that tables share are done once.
     """
     from .config import read_words
-    from .study.tables import find_table, load_tables
+    from .store import make_folder
+    from .study.tables import find_table, pick_tables
 
     if id is not None and "=" in id:  # a setting, and no table
         words, id = [id, *(words or [])], None
@@ -185,12 +186,24 @@ def table(
     given = [f"{key}={value}" for key, value in (("seeds", seeds), ("rounds", rounds)) if value is not None]
     settings = read_words([*given, *(words or ())]) | {"out": str(out)}
     rows = methods.split(",") if methods else []
-    tables = list(load_tables().values()) if every else [find_table(str(id))]
+    tables = pick_tables(rows) if every else [(find_table(str(id)), rows)]
     if plan:
-        return _print_bills(tables, rows, settings, as_json)
-    for each in tables:
-        _reproduce(each, rows, settings, save, as_json)
+        return _print_bills(tables, settings, as_json)
+    if save:
+        make_folder(save)  # what cannot be written is refused before the long part
+    for each, some in tables:
+        dataset = settings.get("dataset", each.setting["dataset"])
+        if every and not _is_at_hand(dataset):
+            print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
+        else:
+            _reproduce(each, some, settings, save, as_json)
     return None
+
+
+def _is_at_hand(dataset: str) -> bool:
+    from .data import find
+
+    return find(dataset) is not None
 
 
 def _list_tables(as_json: bool) -> None:
@@ -205,7 +218,7 @@ def _list_tables(as_json: bool) -> None:
         _print_grid(*lay_out_list(load_tables().values()))
 
 
-def _print_bills(tables: list[PaperTable], rows: list[str], settings: dict[str, Any], as_json: bool) -> None:
+def _print_bills(tables: list[tuple[PaperTable, list[str]]], settings: dict[str, Any], as_json: bool) -> None:
     from dataclasses import asdict
 
     from . import bench as lab
@@ -215,7 +228,7 @@ def _print_bills(tables: list[PaperTable], rows: list[str], settings: dict[str, 
 
     engine = pick_engine(device=settings.get("device", "auto"))
     kept = lab.remembered(lab.describe_machine(engine.device))
-    bills = bill_tables(tables, rows, lab.read_bench(kept) if kept.exists() else None, **settings)
+    bills = bill_tables(tables, lab.read_bench(kept) if kept.exists() else None, **settings)
     if as_json:
         print(json.dumps({name: asdict(bill) for name, bill in bills.items()}))
         return
@@ -264,6 +277,46 @@ def _resumable() -> Iterator[None]:
     except KeyboardInterrupt:
         print("fedthe: stopped; the same command goes on where it was.", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+@app.command()
+def figure(
+    id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that change the figure's.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Trainings and answers; tables and figures share them.")] = (
+        Path("runs/paper")
+    ),
+    save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
+    redraw: Annotated[bool, typer.Option("--redraw", help="Draw what ID.json has, and measure nothing.")] = False,
+) -> None:
+    """Measure and draw a figure of the paper. Without ID: list the figures.
+
+    KEY=VALUE words change settings: natural=npz:FILE seeds=0 rounds=10 samples=100 device=cuda.
+    """
+    from .config import read_words
+    from .records import read_json
+    from .store import make_folder, write_json
+    from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
+
+    if id is None:
+        return _print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()])
+    find_figure(id)
+    settings = read_words(words or ()) | {"out": str(out)}
+    make_folder(save)
+    path = save / f"{id}.json"
+    if redraw:
+        measured = read_json(path)
+        if not isinstance(measured, dict) or measured.get("id") != id:
+            raise InputError(f"{path} does not hold {id}; leave --redraw out to measure it.")
+    else:
+        with _resumable(), _bars():
+            measured = measure_figure(id, **settings)
+        write_json(path, measured)
+    draw_figure(measured, path.with_suffix(".png"))
+    print(f"{path.with_suffix('.png')}, and its numbers beside it")
+    return None
 
 
 @app.command()

@@ -152,7 +152,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     costs = {answer["method"]: answer["costs"] for answer in answers}
     notes = tuple(dict.fromkeys(note for work in works for note in work.federation.notes))
     manifests = {work.run.seed: work.federation.manifest_hash for work in works}
-    names = {test: _name_shift(test, pool) for test, pool in works[0].federation.dataset.natural.items()}
+    names = {test: name_shift(test, pool) for test, pool in works[0].federation.dataset.natural.items()}
     seconds = time.perf_counter() - began
     results = Results(rows, costs, failures, trainings, notes, manifests, names, folder, seconds)
     records.write_results(folder, [asdict(row) for row in rows])
@@ -161,7 +161,8 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     return results
 
 
-def _name_shift(test: str, pool: Pool) -> str:
+def name_shift(test: str, pool: Pool) -> str:
+    """A natural shift is called by the pool that it comes from, and by how many of the classes that has."""
     present = len(np.unique(pool.labels))
     return f"{test} ({pool.name}{f', {present} classes' if present < len(pool.classes) else ''})"
 

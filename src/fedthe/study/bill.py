@@ -36,13 +36,11 @@ class Bill:
         return Bill(**sums, seconds=self.seconds + other.seconds if timed else None)  # type: ignore[operator]
 
 
-def bill_tables(
-    tables: Iterable[Table], methods: Sequence[str], bench: Bench | None, **settings: Any
-) -> dict[str, Bill]:
+def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | None, **settings: Any) -> dict[str, Bill]:
     """By table: what it adds to those before it."""
     paid: set[str] = set()
     bills = {}
-    for table in tables:
+    for table, methods in tables:
         bills[table.id] = Bill(seconds=0 if bench else None)
         for case in plan_cases(table, methods, **settings):
             for key, bill in list_items(case.config, bench):

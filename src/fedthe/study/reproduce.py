@@ -71,6 +71,7 @@ def describe_case(case: Case, results: Results) -> dict[str, Any]:
         "failures": dict(results.failures),
         "trainings": [dict(training) for training in results.trainings.values()],
         "clients": list_clients(results),
+        "seconds": results.seconds,  # of this run: what was there already took none
         "ms_per_sample": time_samples(results),
     }
 

@@ -110,6 +110,22 @@ def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
     return [row for row in table.rows if not methods or row in chosen]
 
 
+def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
+    """Every table that has one of the methods, with those it has; all tables, whole, without any."""
+    tables = load_tables().values()
+    known = {name for table in tables for row in table.rows for name in (row, method_of(row))}
+    for method in methods:
+        if method not in known:
+            raise InputError(f"no table has a row {method!r}; {find_nearest(method, sorted(known))}")
+    found = []
+    for table in tables:
+        names = {*table.rows, *map(method_of, table.rows)}
+        here = [method for method in methods if method in names]
+        if here or not methods:
+            found.append((table, here))
+    return found
+
+
 def fill_table(
     table: Table, found: Sequence[tuple[Case, Mapping[str, Mapping[str, Cell]]]]
 ) -> dict[str, dict[str, Cell]]:
