@@ -70,3 +70,21 @@ def say_duration(seconds: float) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
+    """The same for a page: ours, and the difference to the paper's in brackets where both measured the same."""
+    names = {column: record["names"].get(column, SHORT.get(column, column)) for column in record["columns"]}
+    lines = ["| | " + " | ".join(names.values()) + " |", "|---|" + "---:|" * len(names)]
+    for row, cells in record["rows"].items():
+        shown = [_write_cell(table, record, row, column, cells.get(column)) for column in names]
+        lines.append(f"| {row} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _write_cell(table: Table, record: Mapping[str, Any], row: str, column: str, ours: Sequence[float] | None) -> str:
+    if ours is None:
+        return "-"
+    said = f"{ours[0]:.1f}±{ours[1]:.1f}"
+    paper = table.rows[row].get(column) if column in record["compared"] else None
+    return said if paper is None else f"{said} ({ours[0] - paper[0]:+.1f})"
