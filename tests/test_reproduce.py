@@ -139,10 +139,10 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert "corr. ooc" in other.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()} == trained
     listed = json.loads(fedthe("table", "--json").out)
-    assert len(listed) == 37
+    assert len(listed) == 37 + 1  # and one of ours
     assert "main-dir0.1" in fedthe("table").out
     plan = json.loads(fedthe("table", "--all", "--plan", "--json").out)
-    assert list(plan) == list(listed)
+    assert list(plan) == list(listed)[:37]
     assert "fedthe bench --remember" in fedthe("table", "main-dir1", "--plan").out
 
 
@@ -221,3 +221,17 @@ def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     assert "does not hold alpha-beta" in fedthe("figure", "alpha-beta", "--redraw", exits=2).err
     assert "did you mean weights?" in fedthe("figure", "weight", exits=2).err
     assert "interpolation-heads" in fedthe("figure").out
+
+
+def test_a_table_of_ours_runs_in_the_papers_way_and_is_compared_with_nothing(data, tmp_path):
+    table = find_table("tiny-imagenet-20")
+    (case,) = plan_cases(table)
+    config = case.config
+    assert (config.net, config.width, config.batch, config.size) == ("resnet20_gn", 4, 128, 32)
+    assert (config.dirichlet, config.clients, config.rounds) == (1.0, 20, 100)
+    small = SMALL | {"out": str(tmp_path / "runs"), "width": 1, "size": 16, "train_fraction": 0.1, "natural": "none"}
+    cases = plan_cases(table, ["fedthe"], dataset=data["dataset"], **small)
+    record = reproduce(table, cases)
+    assert record["columns"] == ["original", "corrupted", "ooc", "mixture"]
+    assert record["compared"] == []
+    assert lay_out(table, record)[1][0][0] == "fedthe"

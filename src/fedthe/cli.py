@@ -208,14 +208,13 @@ def _is_at_hand(dataset: str) -> bool:
 
 def _list_tables(as_json: bool) -> None:
     from .study.show import lay_out_list
-    from .study.tables import load_tables
+    from .study.tables import OWN_TABLES, load_tables
 
+    tables = load_tables() | OWN_TABLES
     if as_json:
-        print(
-            json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in load_tables().items()})
-        )
+        print(json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in tables.items()}))
     else:
-        _print_grid(*lay_out_list(load_tables().values()))
+        _print_grid(*lay_out_list(tables.values()))
 
 
 def _print_bills(tables: list[tuple[PaperTable, list[str]]], settings: dict[str, Any], as_json: bool) -> None:

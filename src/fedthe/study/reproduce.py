@@ -50,9 +50,10 @@ def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns:
     """The columns that were measured on what the paper measured on."""
     results = done[0][1]
     manifest = records.read_json(results.folder / f"manifest-{min(results.manifests)}.json")
-    if manifest["pool"]["name"] != table.setting["dataset"]:
+    dataset = table.setting["dataset"]
+    if manifest["pool"]["name"] != dataset or dataset not in PAPER_SHIFTS:
         return []
-    papers = PAPER_SHIFTS[table.setting["dataset"]]
+    papers = PAPER_SHIFTS[dataset]
     shifts = {test: pool["name"] for test, pool in manifest["natural"].items()}
     others = {test for test, shift in shifts.items() if shift not in papers}
     if set(shifts.values()) != papers:

@@ -41,7 +41,7 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         named = ", ".join(SHORT.get(column, column) for column in apart)
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
-        remarks.append("Not the paper's data, so nothing is compared.")
+        remarks.append("Not the paper's data, so nothing is compared.")  # the paper's table, or one of ours
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
