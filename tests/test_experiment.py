@@ -75,8 +75,51 @@ def test_a_finished_run_is_not_computed_again_and_can_be_extended(data, tmp_path
     assert rounds == ["Method", "Method"]
     assert more.table()["fedthe"] == first.table()["fedthe"]
     longer = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 3})
-    assert rounds[2:] == ["TwoHeads"] * 3 or rounds[2:] == ["FedTHE"] * 3  # another experiment, from its own start
-    assert len(longer.rows) == len(first.rows)
+    assert rounds[2:] == ["TwoHeads"]  # it goes on from the two rounds that are there
+    whole = fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 3})
+    assert longer.table() == whole.table()
+    (path,), (other,) = (each.folder.glob("trainings/*-3.safetensors") for each in (longer, whole))
+    states = [tree.flatten(records.load_progress(each).shared) for each in (path, other)]
+    assert all(torch.equal(leaf, states[1][name]) for name, leaf in states[0].items())
+    rounds.clear()
+    assert fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL).table() == first.table()
+    shorter = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 1})
+    assert rounds == ["TwoHeads"]  # one round cannot be had of two
+    assert shorter.trainings.keys() != first.trainings.keys()
+
+
+def test_kept_rounds_are_the_runs_of_so_many_rounds(data, tmp_path, monkeypatch):
+    from fedthe.engine import train
+
+    out, apart = str(tmp_path / "run"), str(tmp_path / "apart")
+    alone = fedthe.run(dataset=data, methods=["fedthe"], out=apart, **SMALL | {"rounds": 1})
+    fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 3, "keep": [1, 2, 9]})
+    assert len(list((tmp_path / "run").glob("trainings/*.safetensors"))) == 3
+    monkeypatch.setattr(train, "train_round", None)  # nothing is trained
+    for rounds in (1, 2):
+        kept = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": rounds})
+        assert [each["rounds"] for each in kept.trainings.values()] == [rounds]
+        if rounds == 1:
+            assert kept.table() == alone.table()
+
+
+def test_a_longer_run_leaves_the_clients_file_of_the_shorter_alone(data, tmp_path, monkeypatch):
+    """Where states are too much for memory, both have a file, and the longer training writes only to its own."""
+    from fedthe.engine import clients
+
+    start = clients.Clients.start
+    always_on_file = lambda first, count, file=None, budget=0: start(first, count, file, 0)  # noqa: E731
+    monkeypatch.setattr(clients.Clients, "start", always_on_file)
+    out = tmp_path / "run"
+    first = fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL)
+    (file,) = out.glob("trainings/*-2.clients")
+    before = file.read_bytes()
+    longer = fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL | {"rounds": 5})
+    assert file.read_bytes() == before
+    assert len(list(out.glob("trainings/*-5.clients"))) == 1
+    whole = fedthe.run(dataset=data, methods=["ditto"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 5})
+    assert longer.table() == whole.table()
+    assert fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL).table() == first.table()
 
 
 def test_methods_that_share_a_training_train_once():

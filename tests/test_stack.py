@@ -1,5 +1,6 @@
 """The stacked engine says what the loop says: for every method, any number of rows at a time, and whatever happens."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,21 +13,22 @@ from conftest import make_pool
 from fedthe import records, rng, tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
-from fedthe.engine import stack
+from fedthe.engine import stack, stacked_answers, stacked_fit
 from fedthe.engine.fit import Fit, Optimizer, cut_batches_plainly, draw_cuts
 from fedthe.engine.loop import Loop
 from fedthe.engine.outside import run_outside
 from fedthe.engine.pick import pick_engine
+from fedthe.engine.program import Programs
 from fedthe.engine.shards import Shards, stack_shards
-from fedthe.engine.stack import Stack
-from fedthe.engine.stacked_answers import round_up
+from fedthe.engine.stack import Stack, plan_chunks_of_few_sizes, plan_even_chunks
+from fedthe.engine.stacked_answers import group_streams, round_up
 from fedthe.engine.train import deploy_some, start, train_round, train_together
 from fedthe.engine.visit import Diverged, Question, Run, Training
 from fedthe.errors import InputError
 from fedthe.methods import METHODS, STUDIES
-from fedthe.methods.base import Answers, Method, Predictor
+from fedthe.methods.base import Answers, Method, Predictor, each_sample
 from fedthe.methods.ditto import Ditto
-from fedthe.methods.fedthe import HeadEnsemble, TwoHeads
+from fedthe.methods.fedthe import HeadEnsemble, TunedEnsemble, TwoHeads
 from fedthe.methods.memo import Memo
 from fedthe.methods.per_fedavg import PerFedAvg
 from fedthe.nets import CCT4, CNN, ResNet20GN
@@ -443,6 +445,191 @@ def test_predictors_answer_as_in_the_loop_in_any_chunks(predictor):
             assert all(np.allclose(alone.info[name], other.info[name], atol=1e-5) for name in alone.info)
     said = [np.concatenate([each.classes, *each.info.values()]) for each in answers[0]]
     assert len({tuple(each[:4]) for each in said} | {tuple(each[-4:]) for each in said}) > 2  # streams are told apart
+
+
+def questions_of(*lengths):
+    noise = np.random.default_rng(0)
+    return [
+        Question(i % CLIENTS, noise.integers(0, 256, (n, 16, 16, 3), dtype=np.uint8), (0, "noise", i))
+        for i, n in enumerate(lengths)
+    ]
+
+
+def answer_streams(engine, predictor, *lengths):
+    method, run = TwoHeads(NET, predictor), run_of()
+    begun = start(method.trains_as(), CLIENTS, 0)
+    deployed = deploy_some(method, run, SETTINGS, begun, engine, range(CLIENTS))
+    answers = engine.answer(method, deployed, list(run.shards), questions_of(*lengths))
+    assert [len(each.classes) for each in answers] == list(lengths)
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("lengths", "filled", "equal"),
+    [
+        ([], [], []),
+        ([7], [[0]], [[0]]),
+        ([60, 160, 100, 160], [[1, 3, 2, 0]], [[1, 3], [2], [0]]),
+        (
+            [160, 640, 161, 40, 41],
+            [[1, 2], [0, 4], [3]],
+            [[1], [2], [0], [4], [3]],
+        ),  # a quarter of the longest: no more
+        ([500, 60, 240, 500, 160, 640], [[5, 0, 3, 2], [4, 1]], [[5], [0, 3], [2], [4], [1]]),
+        ([1, 2, 3, 4], [[3, 2, 1], [0]], [[3], [2], [1], [0]]),
+    ],
+)
+def test_streams_go_together_that_are_less_than_four_times_as_long_as_each_other(lengths, filled, equal):
+    assert group_streams(lengths, True) == filled
+    assert group_streams(lengths, False) == equal
+
+
+def test_chunks_are_even_or_of_few_sizes():
+    assert [plan_even_chunks(most, 10) for most in (1, 3, 4, 9, 10, 99)] == [1, 3, 4, 5, 10, 10]
+    assert [plan_chunks_of_few_sizes(1024, items) for items in (1, 2, 4, 5, 17, 256, 257, 9999)] == [
+        *(1, 4, 4, 16, 64, 256, 1024, 1024)
+    ]
+    assert [plan_chunks_of_few_sizes(most, 9999) for most in (1, 3, 4, 63, 64, 1023, 1024)] == [
+        1,
+        1,
+        4,
+        16,
+        64,
+        256,
+        1024,
+    ]
+
+
+def watch_tuning(monkeypatch):
+    """The samples (stream, position) that are tuned, those that fill up a chunk among them, and the sizes of tuners."""
+    tuned, built = [], []
+    draw, build = stacked_answers.StackedViews.draw, stacked_answers.Tuner.__init__
+
+    def drawn(self, row, position, out):
+        if self.workshop._tuners.captures:
+            tuned.append(list(zip(row.tolist(), position.tolist(), strict=True)))
+        draw(self, row, position, out)
+
+    def made(self, fn, mine, seen, columns, dtype, programs):
+        if programs.captures:
+            built.append(seen[0])
+        build(self, fn, mine, seen, columns, dtype, programs)
+
+    monkeypatch.setattr(stacked_answers.StackedViews, "draw", drawn)
+    monkeypatch.setattr(stacked_answers.Tuner, "__init__", made)
+    return tuned, built
+
+
+@pytest.mark.parametrize("rows", [stack.MOST, 5])
+def test_samples_that_fill_up_a_stream_are_not_tuned(rows, monkeypatch):
+    tuned, _ = watch_tuning(monkeypatch)
+    answer_streams(Stack(rows=rows), Seeing(), 13, 5, 9)
+    if rows == stack.MOST:
+        (chunk,) = tuned
+        assert chunk[:27] == [(stream, i) for stream, n in enumerate((13, 9, 5)) for i in range(n)]  # longest first
+        assert chunk[27:] == [(2, 4)] * (64 - 27)
+    else:
+        assert [len(chunk) for chunk in tuned] == [4] * 7
+        assert len({sample for chunk in tuned for sample in chunk}) == 27
+
+
+def test_one_tuner_serves_streams_of_all_lengths_and_numbers(monkeypatch):
+    _, built = watch_tuning(monkeypatch)
+    engine = Stack(rows=16)
+    answer_streams(engine, Seeing(), 40, 30, 21, 20, 9, 5, 3)
+    answer_streams(engine, Seeing(), 33, 12, 7)
+    assert built == [16]
+
+
+@pytest.mark.parametrize(("lengths", "steps"), [((60, 80, 100, 120, 140, 160), 160), ((5, 4, 5, 4, 3, 2), 5)])
+def test_streams_of_about_the_same_length_are_one_walk_no_longer_than_the_longest(lengths, steps, monkeypatch):
+    walked, call = Counter(), stacked_answers.Walker.__call__
+
+    def counted(self, x):
+        walked[len(x)] += 1
+        return call(self, x)
+
+    monkeypatch.setattr(stacked_answers.Walker, "__call__", counted)
+    answers = answer_streams(Stack(), Counting(), *lengths)
+    assert [each.info["before"].tolist() for each in answers] == [list(range(n)) for n in lengths]
+    assert walked == {6: steps, 1: 1}  # one stream: to see how much memory it takes
+
+
+@dataclass(frozen=True)
+class Telling(HeadEnsemble):
+    """Says the logits of tuned samples as well."""
+
+    def stream(self, method, mine, state, x, views):
+        answers, after = super().stream(method, mine, state, x, views)
+        tuned = each_sample(TunedEnsemble(method, self.then), mine, views, x, answers.info["e"])
+        return Answers(tuned, {"logits": tuned}), after
+
+
+def test_bits_of_tuned_samples_do_not_depend_on_how_many_are_tuned_at_a_time():
+    predictor, lengths = Telling(then=Memo(lr=0.01, steps=2, views=3)), (13, 5, 9, 20)
+    whole, *others = (answer_streams(Stack(rows=rows), predictor, *lengths) for rows in (stack.MOST, 16, 4, 1))
+    for other in others:
+        for a, b in zip(whole, other, strict=True):
+            assert np.array_equal(a.info["logits"], b.info["logits"])
+
+
+def watch_programs(monkeypatch):
+    built, build = [], stacked_fit.Program.__init__
+
+    def made(self, *args):
+        if args[-1]:  # captured
+            built.append(self)
+        build(self, *args)
+
+    monkeypatch.setattr(stacked_fit.Program, "__init__", made)
+    return built
+
+
+@pytest.mark.parametrize(("bytes_", "again"), [(2**40, False), (0, True)])
+def test_programs_outlive_the_measurement_of_other_work_unless_they_are_in_its_way(bytes_, again, monkeypatch):
+    monkeypatch.setattr(stack, "free_bytes", lambda device: bytes_)
+    method, engine, built = TwoHeads(NET), Stack(), watch_programs(monkeypatch)
+    begun = start(method, CLIENTS, 0)
+    deployed = deploy_some(method, run_of(), SETTINGS, begun, Loop(), range(CLIENTS))
+    train_round(method, [run_of()], SETTINGS, [begun], engine)
+    before = len(built)
+    for predictor in (Counting(), Seeing()):
+        engine.answer(TwoHeads(NET, predictor), deployed, list(run_of().shards), questions())
+    train_round(method, [run_of()], SETTINGS, [begun], engine)
+    assert (len(built) > before) == again
+
+
+def test_what_other_work_left_is_given_up_before_fewer_rows_are_tried(monkeypatch):
+    engine, settings = Stack(), replace(SETTINGS, rounds=1)
+    for make in (TwoHeads, Ditto):
+        with monkeypatch.context() as patch:
+            tried, visit = [], Stack._visit
+
+            def crowded(self, visit_, part, steps, tried=tried, visit=visit):
+                if steps is None:
+                    tried.append(len(part))
+                    if self._keeps_programs:
+                        raise torch.OutOfMemoryError("CUDA out of memory")
+                return visit(self, visit_, part, steps)
+
+            patch.setattr(Stack, "_visit", crowded)
+            train_together(make(NET), [run_of()], settings, [start(make(NET), CLIENTS, 0)], engine)
+        assert tried == ([3] if make is TwoHeads else [3, 3])
+
+
+def test_programs_that_are_tried_out_are_not_kept_and_others_stay():
+    programs = Programs(torch.device("cpu"), most=1)
+    kept = programs.get("kept", object)
+    with programs.try_out():
+        assert not programs.captures
+        once = programs.get("once", object)
+        assert programs.get("once", object) is once
+        assert programs.get("kept", object) is not kept
+    assert programs.captures
+    assert programs.get("kept", object) is kept
+    assert programs.get("once", object) is not once
+    programs.clear()
+    assert not programs.are_kept
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedthe", "ditto"])

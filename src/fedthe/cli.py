@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .data.plan import Federation
     from .experiment import Results
+    from .study.tables import Table as PaperTable
 
 app = typer.Typer(
     name="fedthe",
@@ -151,6 +152,173 @@ def run(
 
 
 @app.command()
+def table(
+    id: Annotated[str | None, typer.Argument(help="A table of the paper, such as main-dir0.1.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that change the table's.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what it would cost, and run nothing.")] = False,
+    methods: Annotated[str | None, typer.Option(help="Only these rows: fedthe,fedavg_ft.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="These seeds.", show_default="0,1,2")] = None,
+    rounds: Annotated[int | None, typer.Option(help="So many rounds.", show_default="the paper's")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Trainings and answers; all tables share them.")] = Path(
+        "runs/paper"
+    ),
+    save: Annotated[Path | None, typer.Option(help="Write the record to this folder, as ID.json.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a table of the paper, and show ours beside the paper's. Without ID: list the tables.
+
+    KEY=VALUE words change other settings: natural=npz:FILE dataset=glyphs device=cuda samples=100. What was stopped
+    goes on where it was, and trainings that tables share are done once.
+    """
+    from .config import read_words
+    from .store import make_folder
+    from .study.tables import find_table, pick_tables
+
+    if id is not None and "=" in id:  # a setting, and no table
+        words, id = [id, *(words or [])], None
+    if every and id is not None:
+        raise InputError("name a table or say --all, not both.")
+    if not every and id is None:
+        return _list_tables(as_json)
+    given = [f"{key}={value}" for key, value in (("seeds", seeds), ("rounds", rounds)) if value is not None]
+    settings = read_words([*given, *(words or ())]) | {"out": str(out)}
+    rows = methods.split(",") if methods else []
+    tables = pick_tables(rows) if every else [(find_table(str(id)), rows)]
+    if plan:
+        return _print_bills(tables, settings, as_json)
+    if save:
+        make_folder(save)  # what cannot be written is refused before the long part
+    for each, some in tables:
+        dataset = settings.get("dataset", each.setting["dataset"])
+        if every and not _is_at_hand(dataset):
+            print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
+        else:
+            _reproduce(each, some, settings, save, as_json)
+    return None
+
+
+def _is_at_hand(dataset: str) -> bool:
+    from .data import find
+
+    return find(dataset) is not None
+
+
+def _list_tables(as_json: bool) -> None:
+    from .study.show import lay_out_list
+    from .study.tables import OWN_TABLES, load_tables
+
+    tables = load_tables() | OWN_TABLES
+    if as_json:
+        print(json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in tables.items()}))
+    else:
+        _print_grid(*lay_out_list(tables.values()))
+
+
+def _print_bills(tables: list[tuple[PaperTable, list[str]]], settings: dict[str, Any], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from . import bench as lab
+    from .engine.pick import pick_engine
+    from .study.bill import bill_tables
+    from .study.show import lay_out_bills
+
+    engine = pick_engine(device=settings.get("device", "auto"))
+    kept = lab.remembered(lab.describe_machine(engine.device))
+    bills = bill_tables(tables, lab.read_bench(kept) if kept.exists() else None, **settings)
+    if as_json:
+        print(json.dumps({name: asdict(bill) for name, bill in bills.items()}))
+        return
+    _print_grid(*lay_out_bills(bills))
+    here = (
+        "by the speed that `fedthe bench --remember` kept"
+        if kept.exists()
+        else "unknown: run `fedthe bench --remember`"
+    )
+    _stdout().print(f"Each line is what it adds to those above. Time here is {here}.", soft_wrap=True, markup=False)
+
+
+def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], save: Path | None, as_json: bool) -> None:
+    from .store import write_json
+    from .study.reproduce import reproduce
+    from .study.show import lay_out, list_remarks
+    from .study.tables import plan_cases
+
+    cases = plan_cases(table, rows, **settings)
+    with _resumable(), _bars():
+        record = reproduce(table, cases)
+    if save:
+        write_json(save / f"{table.id}.json", record)
+    if as_json:
+        print(json.dumps(record))
+        return
+    _print_grid(*lay_out(table, record), title=f"{table.id}: {table.title}\nours ± over seeds; the paper's, difference")
+    for remark in list_remarks(record):
+        _stdout().print(remark, soft_wrap=True, markup=False, highlight=False)
+
+
+def _print_grid(head: list[str], rows: list[list[str]], title: str | None = None) -> None:
+    shown = _table(collapse_padding=True, pad_edge=False, title=title)
+    for i, name in enumerate(head):
+        shown.add_column(name, justify="left" if i == 0 or not rows or not rows[0][i][:1].isdigit() else "right")
+    for row in rows:
+        shown.add_row(*row)
+    _stdout().print(shown, markup=False, highlight=False)
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Ctrl-C ends the command with the word that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("fedthe: stopped; the same command goes on where it was.", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@app.command()
+def figure(
+    id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that change the figure's.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Trainings and answers; tables and figures share them.")] = (
+        Path("runs/paper")
+    ),
+    save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
+    redraw: Annotated[bool, typer.Option("--redraw", help="Draw what ID.json has, and measure nothing.")] = False,
+) -> None:
+    """Measure and draw a figure of the paper. Without ID: list the figures.
+
+    KEY=VALUE words change settings: natural=npz:FILE seeds=0 rounds=10 samples=100 device=cuda.
+    """
+    from .config import read_words
+    from .records import read_json
+    from .store import make_folder, write_json
+    from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
+
+    if id is None:
+        return _print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()])
+    find_figure(id)
+    settings = read_words(words or ()) | {"out": str(out)}
+    make_folder(save)
+    path = save / f"{id}.json"
+    if redraw:
+        measured = read_json(path)
+        if not isinstance(measured, dict) or measured.get("id") != id:
+            raise InputError(f"{path} does not hold {id}; leave --redraw out to measure it.")
+    else:
+        with _resumable(), _bars():
+            measured = measure_figure(id, **settings)
+        write_json(path, measured)
+    draw_figure(measured, path.with_suffix(".png"))
+    print(f"{path.with_suffix('.png')}, and its numbers beside it")
+    return None
+
+
+@app.command()
 def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer repeats, and less of it on a CPU.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or one such as cuda:1.")] = "auto",
@@ -217,12 +385,8 @@ def _print_bench(now: Bench, changes: list[Change], notes: list[str]) -> None:
 def _run_with_progress(config: Config) -> Results:
     from .experiment import run
 
-    try:
-        with _bars():
-            return run(config)
-    except KeyboardInterrupt:
-        print("fedthe: stopped; the same command goes on where it was.", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with _resumable(), _bars():
+        return run(config)
 
 
 @contextmanager

@@ -66,6 +66,7 @@ class Config:
     device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
     checkpoint_seconds: float = 10.0
+    keep: tuple[int, ...] = ()  # rounds whose checkpoints stay, so that a run of so many rounds need not train
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -107,6 +108,12 @@ def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
     values: dict[str, Any] = {"name": path.stem} if path else {}
     if path:
         values |= _read_toml(path)
+    return make_config(read_words(words, values))
+
+
+def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of words such as `rounds=10`, over those that are there."""
+    values = dict(values or {})
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -115,7 +122,7 @@ def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
             _put_hyper(values, key, _guess(value))
         else:
             values[key] = _from_text(value, _hint(key))
-    return make_config(values)
+    return values
 
 
 def make_config(values: Mapping[str, Any]) -> Config:

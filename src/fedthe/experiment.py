@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ from .text import find_nearest
 from .tree import Tree
 
 T = TypeVar("T")
+_get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
 FORMAT = 1  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
@@ -63,6 +65,8 @@ class Results:
     failures: Mapping[str, str]  # by "method, seed": why there is no answer
     trainings: Mapping[str, Mapping[str, Any]]  # by id: whom it served, its rounds and seconds
     notes: tuple[str, ...]
+    manifests: Mapping[int, str]  # by seed: the hash of who held which rows
+    names: Mapping[str, str]  # of natural tests in front of people: by the pool that they come from
     folder: Path
     seconds: float
 
@@ -96,6 +100,8 @@ class Results:
             "failures": self.failures,
             "trainings": self.trainings,
             "notes": list(self.notes),
+            "names": self.names,
+            "manifests": {str(seed): digest for seed, digest in self.manifests.items()},
             "folder": str(self.folder),
             "seconds": self.seconds,
         }
@@ -116,22 +122,14 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     """Run an experiment, or go on with it. `fedthe.run(methods=["fedthe"], rounds=10)` or `fedthe.run(config)`."""
     config = make_config((config.as_dict() if config else {}) | settings)
     began, folder = time.perf_counter(), config.folder
-    engine = pick_engine(config.engine, config.device, config.precision)
-    make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
-    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
-    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
-    federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
-    tests = _pick_tests(config, federations[0])
+    methods, works = _prepare(config)
+    engine = works[0].engine
     for name in ("results.jsonl", "results.parquet", "summary.json", "trainings.json"):
         (folder / name).unlink(missing_ok=True)  # they may be of other settings; what they came from stays
     store.write_json(folder / "config.json", config.as_dict())
-    store.write_json(folder / "environment.json", records.describe_environment())
-
-    works = []
-    for federation in federations:
-        seed = federation.settings.seed
-        store.write_json(folder / f"manifest-{seed}.json", federation.manifest)
-        works.append(_Work(config, folder, engine, federation, Run(seed, Shards(federation, engine.device)), tests))
+    store.write_json(folder / "environment.json", records.describe_environment(engine.device))
+    for work in works:
+        store.write_json(folder / f"manifest-{work.run.seed}.json", work.federation.manifest)
     answers: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
     trainings: dict[str, dict[str, Any]] = {}
@@ -152,12 +150,76 @@ def run(config: Config | None = None, **settings: Any) -> Results:
                         failures[f"{name}, seed {seed}"] = str(error)
     rows = tuple(Row(**row) for answer in answers for row in answer["rows"])
     costs = {answer["method"]: answer["costs"] for answer in answers}
-    notes = tuple(dict.fromkeys(note for federation in federations for note in federation.notes))
-    results = Results(rows, costs, failures, trainings, notes, folder, time.perf_counter() - began)
+    notes = tuple(dict.fromkeys(note for work in works for note in work.federation.notes))
+    manifests = {work.run.seed: work.federation.manifest_hash for work in works}
+    names = {test: name_shift(test, pool) for test, pool in works[0].federation.dataset.natural.items()}
+    seconds = time.perf_counter() - began
+    results = Results(rows, costs, failures, trainings, notes, manifests, names, folder, seconds)
     records.write_results(folder, [asdict(row) for row in rows])
     store.write_json(folder / "trainings.json", trainings)
     store.write_json(folder / "summary.json", results.summary())
     return results
+
+
+def name_shift(test: str, pool: Pool) -> str:
+    """A natural shift is called by the pool that it comes from, and by how many of the classes that has."""
+    present = len(np.unique(pool.labels))
+    return f"{test} ({pool.name}{f', {present} classes' if present < len(pool.classes) else ''})"
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A method on every client of one seed, after its training."""
+
+    name: str
+    method: Method
+    federation: Federation
+    run: Run
+    states: Tree  # [clients, ...]
+    engine: Engine
+    tests: list[str]
+
+    @property
+    def seed(self) -> int:
+        return self.run.seed
+
+    def streams(self) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+        """Test, client, images uint8 [n, h, w, c] and labels [n] of every stream."""
+        for test in self.tests:
+            for k, stream in enumerate(self.federation.tests[test]):
+                if stream is not None:
+                    yield test, k, self.federation.images(stream), self.federation.labels(stream)
+
+
+def deploy_all(config: Config) -> Iterator[Deployed]:
+    """Every method of an experiment on every seed, trained or taken from its checkpoint, to look inside.
+
+    Where a run only answers, this gives the models themselves.
+    """
+    methods, works = _prepare(config)
+    clients = range(config.clients)
+    for trained, served in group_by_training(methods).items():
+        for some in _split(works, works[0].engine.together):
+            for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
+                if isinstance(outcome, Failed):
+                    raise outcome
+                for name, method in served.items():
+                    states = deploy_some(method, work.run, config.training, outcome, work.engine, clients)
+                    yield Deployed(name, method, work.federation, work.run, states, work.engine, work.tests)
+
+
+def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
+    """The methods, and the federation of every seed. Whatever is wrong with the settings is refused here."""
+    engine = _get_engine(config.engine, config.device, config.precision)
+    make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
+    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
+    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
+    federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
+    tests = _pick_tests(config, federations[0])
+    return methods, [
+        _Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests)
+        for each in federations
+    ]
 
 
 def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
@@ -286,8 +348,11 @@ def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> lis
     def after_round(r: int, reached: Progress) -> None:
         unsaved[r] = reached
         tell(what, reached.round, config.rounds, f"loss {reached.losses[-1]:.3f}")
-        if reached.round == config.rounds or time.monotonic() - saved[r] >= config.checkpoint_seconds:
+        kept = reached.round in config.keep and reached.round < config.rounds
+        if kept or reached.round == config.rounds or time.monotonic() - saved[r] >= config.checkpoint_seconds:
             save(r, reached)
+        if kept:
+            records.copy_progress(files[r].path, works[r].place_of(method, reached.round))
 
     try:
         return train_together(method, [work.run for work in works], config.training, begun, engine, after_round)
@@ -312,16 +377,31 @@ class _Work:
     tests: list[str]
 
     def key_of(self, method: Method) -> str:
-        """A name for all that training this method depends on. Engines agree, but for bfloat16."""
+        """A name for all that training this method depends on, and the number of rounds."""
+        return f"{self._path_of(method)}-{self.config.rounds}"
+
+    def _path_of(self, method: Method) -> str:
+        """What trainings of any number of rounds have in common. Engines agree, but for bfloat16."""
         settings, seed = asdict(self.config.training), self.run.seed
+        del settings["rounds"]
         rounded = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
         return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, seed, *rounded)[:16]
 
     def checkpoint(self, method: Method, served: list[str]) -> _Checkpoint:
         about = {"trains": describe(method), "methods": served, "seed": self.run.seed}
-        return _Checkpoint(self.folder / "trainings" / f"{self.key_of(method)}.safetensors", about)
+        return _Checkpoint(self.place_of(method, self.config.rounds), about)
+
+    def place_of(self, method: Method, rounds: int) -> Path:
+        return self.folder / "trainings" / f"{self._path_of(method)}-{rounds}.safetensors"
 
     def begin(self, method: Method, checkpoint: _Checkpoint) -> Progress:
+        """Where this training was; or where the furthest one of fewer rounds was; or the start."""
+        if not checkpoint.path.exists():
+            others = checkpoint.path.parent.glob(f"{self._path_of(method)}-*.safetensors")
+            reached = {path: records.read_round(path) for path in sorted(others)}
+            shorter = [path for path, number in reached.items() if number <= self.config.rounds]
+            if shorter:
+                records.copy_progress(max(shorter, key=lambda path: reached[path]), checkpoint.path)
         found = records.load_progress(checkpoint.path, self.engine.device)
         clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
         if found and len(found.mine) != clients:

@@ -65,7 +65,7 @@ def draw_clients(federation: Federation, path: Path) -> None:
         parse_math=False,
     )
     figure.colorbar(image, ax=axes, label="share of the client's rows", fraction=0.05, pad=0.02)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_tests(federation: Federation, path: Path, client: int | None = None) -> None:
@@ -89,7 +89,7 @@ def draw_tests(federation: Federation, path: Path, client: int | None = None) ->
     s = federation.settings
     title = f"{clean(federation.pool.name)}: what client {k} is tested on (severity {s.severity})"
     figure.suptitle(title, fontsize=11, parse_math=False)
-    _save(figure, path)
+    save(figure, path)
 
 
 def pick_client(federation: Federation) -> int:
@@ -112,7 +112,7 @@ def _caption(federation: Federation, stream: Stream) -> list[str]:
     return captions
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     with whole_file(path) as part, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box stands for it
         figure.savefig(part, format="png", dpi=130)

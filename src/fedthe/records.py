@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -80,6 +81,25 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
         raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
 
 
+def read_round(path: Path) -> int:
+    """How many rounds the training of a checkpoint has behind it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return int(json.loads(file.metadata()["fedthe"])["round"])
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
+        raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
+
+
+def copy_progress(path: Path, to: Path) -> None:
+    """A training of fewer rounds as the beginning of a longer one. The checkpoint comes last: it counts."""
+    for suffix in (".clients", ".json", ".safetensors"):
+        if path.with_suffix(suffix).exists():
+            with store.whole_file(to.with_suffix(suffix)) as part:
+                shutil.copyfile(path.with_suffix(suffix), part)
+
+
 def clients_file(path: Path) -> Path:
     """Where the state of many clients is, that belongs to a checkpoint."""
     return path.with_suffix(".clients")
@@ -114,7 +134,7 @@ def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), part)
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment(device: torch.device) -> dict[str, Any]:
     from . import __version__
 
     return {
@@ -123,6 +143,7 @@ def describe_environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
         "command": " ".join(["fedthe", *sys.argv[1:]]),
     }

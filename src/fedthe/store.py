@@ -77,7 +77,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: object) -> None:
     with whole_file(path) as part:
-        part.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def content_hash(*parts: object) -> str:

@@ -198,11 +198,16 @@ class Federation:
 def build(dataset: Dataset, settings: Settings) -> Federation:
     """Deal the pool to clients and lay out every test distribution. No row is in two splits."""
     s = settings
-    pool, natural = dataset.pool, dataset.natural
     splits = [
         Split(_some(split.train, s.train_fraction), split.val, _some(split.test, s.test_fraction))
-        for split in partition(pool.labels, s.clients, s.dirichlet, s.seed, s.partition)
+        for split in partition(dataset.pool.labels, s.clients, s.dirichlet, s.seed, s.partition)
     ]
+    return lay_out(dataset, settings, splits)
+
+
+def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federation:
+    """The federation of clients that hold these rows."""
+    s, pool, natural = settings, dataset.pool, dataset.natural
     counts = count_classes(pool, splits)
     ooc = shifts.draw_out_of_client(splits, s.seed)
 

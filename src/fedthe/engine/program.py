@@ -64,6 +64,7 @@ class Programs(Generic[Built]):
 
     def __init__(self, device: torch.device, most: int = 8) -> None:
         self.device, self._most = device, most
+        self.captures = True  # whether a program is worth a graph
         self._kept: OrderedDict[Hashable, Built] = OrderedDict()
         # Graphs are replayed one after another and leave nothing inside, so they may share their memory.
         self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -75,6 +76,20 @@ class Programs(Generic[Built]):
             self._kept[key] = build()
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    @contextmanager
+    def try_out(self) -> Iterator[None]:
+        """What is built meanwhile runs but once: it gets no graph and is not kept. What was kept before stays."""
+        kept, captures = self._kept, self.captures
+        self._kept, self.captures = OrderedDict(), False
+        try:
+            yield
+        finally:
+            self._kept, self.captures = kept, captures
+
+    @property
+    def are_kept(self) -> bool:
+        return bool(self._kept)
 
     def clear(self) -> None:
         self._kept.clear()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import overload
 
 import torch
 from torch import Tensor
 
+from ..data.partition import Split
 from ..data.plan import Federation
 from ..types import Shard
 
@@ -20,6 +22,12 @@ class Shards(Sequence[Shard]):
         self._labels = torch.from_numpy(federation.pool.labels).to(device)
         self._classes = len(federation.pool.classes)
         self._splits = federation.clients
+
+    def resplit(self, splits: Sequence[Split]) -> Shards:
+        """The same pool, held otherwise."""
+        other = copy(self)
+        other._splits = tuple(splits)
+        return other
 
     def __len__(self) -> int:
         return len(self._splits)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +26,29 @@ from .clients import split
 from .memory import OUT_OF_MEMORY, free_bytes, is_out_of_memory, measure_bytes, wait
 from .program import Programs
 from .shards import stack_shards
-from .stacked_answers import RowViews, StackedViews, Workshop, round_up
+from .stacked_answers import RowViews, StackedViews, Workshop, group_streams, round_up
 from .stacked_fit import Program, StackedFit, lift_convolutions
 from .visit import Answered, Question, Row, Visit, Visited
 
 MOST = 1024  # rows at a time: more fill no GPU better
 MARGIN = 0.8  # of the free memory is planned with
 T = TypeVar("T")
+
+
+def plan_even_chunks(most: int, items: int) -> int:
+    """The length of as few chunks as can be, with as little filled up as can be."""
+    return -(-items // -(-items // most))
+
+
+def plan_chunks_of_few_sizes(most: int, items: int) -> int:
+    """The largest of 1, 4, 16, 64, ... that `most` allows, but none where a smaller one holds all items.
+
+    Capturing a program takes longer than working on a chunk that is filled up, so that few programs serve all numbers.
+    """
+    size = 1
+    while size < items and 4 * size <= most:
+        size *= 4
+    return size
 
 
 class Stack:
@@ -49,6 +66,7 @@ class Stack:
         self._workshop = Workshop(self.device, dtype, self._tune_in_chunks)
         self._shards: dict[tuple[tuple[int, int], ...], tuple[Any, Shard]] = {}
         self._fitting: dict[Hashable, int] = {}  # how many rows of a kind of work fit
+        self._trying = False  # one row, to see what it takes
 
     # training
 
@@ -125,28 +143,35 @@ class Stack:
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
         """Streams of about the same length go side by side, the shorter ones filled up where that changes no answer."""
-        lengths: dict[int, list[int]] = {}
-        for i, asked in enumerate(questions):
-            n = len(asked.images)
-            lengths.setdefault(round_up(n) if method.predictor.looks_back else n, []).append(i)
+        fillable, lengths = method.predictor.looks_back, [len(asked.images) for asked in questions]
         answers: dict[int, Answered] = {}
         stacked = Shard(*(part.to(self.device) for part in stack_shards(shards)))
-        for length, some in lengths.items():
-
-            def work(part: Sequence[int], length: int = length) -> list[Answered]:
-                return self._answer(method, deployed, stacked, [questions[i] for i in part], length)
-
-            kind = ("answer", method, length, stacked.images.shape[1:])
-            done = self._in_chunks(kind, some, work, work)
-            answers |= dict(zip(some, (each for part, kept in done for each in part[:kept]), strict=True))
+        for some in group_streams(lengths, fillable):
+            length = round_up(lengths[some[0]]) if fillable else lengths[some[0]]
+            done = self._answer_together(method, deployed, stacked, [questions[i] for i in some], length)
+            answers |= dict(zip(some, done, strict=True))
         return [answers[i] for i in range(len(questions))]
+
+    def _answer_together(
+        self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
+    ) -> list[Answered]:
+        def work(part: Sequence[Question]) -> list[Answered]:
+            return self._answer(method, deployed, shards, part, length)
+
+        def probe(part: Sequence[Question]) -> list[Answered]:
+            """A stream that is filled up but for one sample: as large, but one is tuned only, or one step walked."""
+            return work([asked._replace(images=asked.images[:1]) for asked in part])
+
+        kind = ("answer", method, length, shards.images.shape[1:])
+        return [each for part, kept in self._in_chunks(kind, questions, work, probe) for each in part[:kept]]
 
     def _answer(
         self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
     ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
         pixels = torch.stack([_fill_up(asked.images, length) for asked in questions]).to(self.device)
-        views = StackedViews(self._workshop, method, pixels, [asked.path for asked in questions])
+        sizes = [len(asked.images) for asked in questions]
+        views = StackedViews(self._workshop, method, pixels, sizes, [asked.path for asked in questions])
 
         def start(mine: Tree, shard: Shard) -> Tree:
             return method.predictor.start(method, mine, shard)
@@ -164,14 +189,13 @@ class Stack:
             rows = torch.arange(len(questions), device=self.device)
             logits, info = torch.vmap(one)(mine, state, scale(pixels), rows)
             classes = logits.argmax(-1).cpu().numpy()  # waits for the device
-        seconds = (time.perf_counter() - began) / sum(len(asked.images) for asked in questions)
-        sizes = torch.tensor([len(asked.images) for asked in questions], device=self.device)
-        beyond = torch.arange(length, device=self.device) >= sizes[:, None]
+        seconds = (time.perf_counter() - began) / sum(sizes)
+        beyond = torch.arange(length, device=self.device) >= torch.tensor(sizes, device=self.device)[:, None]
         finite = (logits.isfinite().all(-1) | beyond).all(1).tolist()
         columns = {name: value.cpu().numpy() for name, value in info.items()}
         return [
             Answered(classes[i, :n], finite[i], {name: column[i, :n] for name, column in columns.items()}, n * seconds)
-            for i, n in enumerate(sizes.tolist())
+            for i, n in enumerate(sizes)
         ]
 
     # memory
@@ -182,44 +206,65 @@ class Stack:
         items: Sequence[Any],
         work: Callable[[Any], T],
         probe: Callable[[Any], object],
-        count: int | None = None,
+        plan: Callable[[int, int], int] = plan_even_chunks,
     ) -> list[tuple[T, int]]:
         """`work` on as many items at a time as fit, and of how many its result is to be kept.
 
         Chunks are equally long, the last one filled up with its last item: another length would be another program.
-        With a `count`, chunks are those of so many items, so that not every number of items makes a program.
         """
-        if kind not in self._fitting:
-            self._fitting[kind] = self._measure(items, probe)
         done: list[tuple[T, int]] = []
         at = 0
         while at < len(items):
-            all_ = count or len(items)
-            size = min(self._fitting[kind], self._most, all_)
-            size = -(-all_ // -(-all_ // size))
-            part = list(items[at : at + size])
-            kept = len(part)
+            crowded, size = self._keeps_programs, 1
             try:
+                size = plan(min(self._count_fitting(kind, items, probe), self._most), len(items))
+                part = list(items[at : at + size])
+                kept = len(part)
                 done.append((work(part + part[-1:] * (size - kept)), kept))
                 at += kept
                 continue
             except OUT_OF_MEMORY as error:
-                if not is_out_of_memory(error) or size == 1:
+                if not is_out_of_memory(error) or (size == 1 and not crowded):
                     raise
-            self._fitting[kind] = size // 2
+            if not crowded:  # else it is tried again without what other work had left
+                self._fitting[kind] = size // 2
             self.release()
         return done
 
     def _tune_in_chunks(
-        self, kind: Hashable, items: Sequence[int], work: Callable[[Sequence[int]], Tensor], count: int
+        self, kind: Hashable, items: Sequence[int], work: Callable[[Sequence[int]], Tensor]
     ) -> list[tuple[Tensor, int]]:
-        return self._in_chunks(kind, items, work, work, count)
+        return self._in_chunks(kind, items, work, work, plan_chunks_of_few_sizes)
+
+    def _count_fitting(self, kind: Hashable, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
+        """How many items fit into memory: measured once for a kind of work."""
+        if kind not in self._fitting:
+            if self._trying:  # within another measurement, which would count its programs as its own
+                return 1
+            self._fitting[kind] = self._measure(items, probe)
+        return self._fitting[kind]
 
     def _measure(self, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
-        """How many items fit into memory, by what one of them takes."""
-        one = measure_bytes(lambda: probe(items[:1]), self.device)
-        self.release()
-        return max(1, int(MARGIN * free_bytes(self.device) / max(one, 1)))
+        """By what one item takes; what other work left is given up only where it leaves too little room."""
+        with self._try_out():
+            one = max(1, measure_bytes(lambda: probe(items[:1]), self.device))
+        if MARGIN * free_bytes(self.device) < one * min(len(items), self._most):
+            self.release()
+        return max(1, int(MARGIN * free_bytes(self.device) / one))
+
+    @contextmanager
+    def _try_out(self) -> Iterator[None]:
+        """Programs that are made meanwhile are not kept: they are for one row."""
+        self._trying = True
+        try:
+            with self._programs.try_out(), self._workshop.try_out():
+                yield
+        finally:
+            self._trying = False
+
+    @property
+    def _keeps_programs(self) -> bool:
+        return self._programs.are_kept or self._workshop.keeps_programs
 
     def release(self) -> None:
         """Give back all memory that is only kept for speed."""

@@ -6,7 +6,8 @@ for one sample of all streams after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ from .program import Programs, Replay
 from .stacked_fit import lift_convolutions
 from .stacked_ops import empty_rows
 
-# a kind of work, items, the work on some of them, how many items to plan for -> results and how much of each counts
-InChunks = Callable[[Hashable, Sequence[int], Callable[[Sequence[int]], Tensor], int], list[tuple[Tensor, int]]]
+# a kind of work, items, the work on some of them -> results and how much of each counts
+InChunks = Callable[[Hashable, Sequence[int], Callable[[Sequence[int]], Tensor]], list[tuple[Tensor, int]]]
+KEPT = 8  # programs of a kind: more than the methods of one training have, so that the next seed finds all of its own
+SPREAD = 4  # streams of a group are less than so many times as long as each other
 
 
 class Workshop:
@@ -30,8 +33,18 @@ class Workshop:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, in_chunks: InChunks) -> None:
         self._device, self._dtype, self._in_chunks = device, dtype, in_chunks
-        self._tuners: Programs[Tuner] = Programs(device, most=4)
-        self._walkers: Programs[Walker] = Programs(device, most=4)
+        most = KEPT if device.type == "cuda" else 1  # without a graph there is nothing to save but memory
+        self._tuners: Programs[Tuner] = Programs(device, most)
+        self._walkers: Programs[Walker] = Programs(device, most)
+
+    @contextmanager
+    def try_out(self) -> Iterator[None]:
+        with self._tuners.try_out(), self._walkers.try_out():
+            yield
+
+    @property
+    def keeps_programs(self) -> bool:
+        return self._tuners.are_kept or self._walkers.are_kept
 
     def clear(self) -> None:
         self._tuners.clear()
@@ -40,37 +53,48 @@ class Workshop:
     def tune_samples(
         self, fn: OneSample, mine: Tree, views: StackedViews, row: Tensor, columns: Sequence[Tensor]
     ) -> Tensor:
-        """`fn` of every sample of every stream; mine [streams, ...], columns [streams, n, ...] -> [streams, n, ...]"""
+        """`fn` of every sample of every stream; mine [streams, ...], columns [streams, n, ...] -> [streams, n, ...]
+
+        What a stream was filled up with is not asked for: its answers are zeros.
+        """
         streams, n = columns[0].shape[:2]
-        samples = range(streams * n)
+        sizes = [min(n, views.sizes[i]) for i in row.tolist()]
+        samples = [n * stream + position for stream, size in enumerate(sizes) for position in range(size)]
 
         def work(part: Sequence[int]) -> Tensor:
             which = torch.tensor(list(part), device=self._device)
             client, position = which // n, which % n
             parts = [column[client, position][:, None] for column in columns]
             seen = (len(part), *views.shape)
-            key = (fn, seen, _shapes(mine), *(each.shape for each in parts))
+            key = (fn, seen, _shapes_of_rows(mine), *(each.shape for each in parts))  # for any number of streams
             tuner = self._tuners.get(key, lambda: Tuner(fn, mine, seen, parts, self._dtype, self._tuners))
             views.draw(row[client], position, tuner.seen)
             return tuner(mine, client, parts)
 
-        done = self._in_chunks(("tune", fn, views.shape), samples, work, round_up(len(samples)))
-        answers: Tensor = torch.cat([part[:kept] for part, kept in done]).unflatten(0, (streams, n))[:, :, 0]
-        return answers
+        done = self._in_chunks(("tune", fn, views.shape), samples, work)
+        tuned = torch.cat([part[:kept, 0] for part, kept in done])
+        answers = tuned.new_zeros((streams * n, *tuned.shape[1:]))
+        answers[torch.tensor(samples, device=self._device)] = tuned
+        return answers.view(streams, n, *tuned.shape[1:])
 
     def walk_streams(
         self, step: Step, mine: Tree, state: Tree, x: Tensor, views: StackedViews, row: Tensor
     ) -> tuple[Answers, Tree]:
-        """All streams side by side, sample after sample; x [streams, n, c, h, w] -> answers [streams, n, ...]"""
+        """All streams side by side, sample after sample; x [streams, n, c, h, w] -> answers [streams, n, ...]
+
+        The walk ends with the longest stream; beyond it, where all are filled up, the last answer is repeated.
+        """
+        n = x.shape[1]
         seen = (len(row), *views.shape) if step.predictor.augments[0] else None
         key = (step, seen, x.shape[:1] + x.shape[2:], *(_shapes(part) for part in (mine, state)))
         walker = self._walkers.get(key, lambda: Walker(step, mine, state, x, seen, self._walkers))
         walker.load(mine, state)
         answers = []
-        for i in range(x.shape[1]):
+        for i in range(min(n, max(views.sizes[i] for i in row.tolist()))):
             if walker.seen is not None:
                 views.draw(row, torch.full_like(row, i), walker.seen)
             answers.append(walker(x[:, i : i + 1]))
+        answers += answers[-1:] * (n - len(answers))
         return _join_answers(answers), tree.map_leaves(torch.clone, walker.state)
 
 
@@ -80,13 +104,36 @@ def round_up(n: int) -> int:
     return 3 * power // 4 if power >= 4 and n <= 3 * power // 4 else power
 
 
+def group_streams(lengths: Sequence[int], fillable: bool) -> list[list[int]]:
+    """The places of the streams that go side by side, longest first: less than SPREAD times as long as each other, or
+    equally long where none may be filled up. Each group begins with the longest that is left, so that groups are few.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if groups and (lengths[i] == longest or (fillable and longest < SPREAD * lengths[i])):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            longest = lengths[i]
+    return groups
+
+
 class StackedViews:
-    """Augmented views of the samples of several streams, each drawn by its own key."""
+    """Augmented views of the samples of several streams, each drawn by its own key.
+
+    `sizes` are the streams' own lengths; behind them, `pixels` are filled up.
+    """
 
     def __init__(
-        self, workshop: Workshop, method: Method, pixels: Tensor, paths: Sequence[tuple[int | str, ...]]
+        self,
+        workshop: Workshop,
+        method: Method,
+        pixels: Tensor,
+        sizes: Sequence[int],
+        paths: Sequence[tuple[int | str, ...]],
     ) -> None:
-        self.workshop, self._pixels = workshop, pixels
+        self.workshop, self._pixels, self.sizes = workshop, pixels, sizes
         keys = [rng.key(*path, "views", "augmix") for path in paths]
         self._keys = torch.tensor(keys, device=pixels.device)
         h, w, c = pixels.shape[2:]
@@ -159,7 +206,8 @@ class Tuner:
         self._columns = [torch.zeros_like(column, memory_format=torch.contiguous_format) for column in columns]
         self._answers: Tensor | None = None
         self._replay = Replay(self._work, device, programs.pool)
-        self._replay.prepare()
+        if programs.captures:
+            self._replay.prepare()
 
     def __call__(self, mine: Tree, client: Tensor, columns: Sequence[Tensor]) -> Tensor:
         """mine [clients, ...], client int64 [samples]; `seen` holds the views."""
@@ -198,7 +246,8 @@ class Walker:
         self._answers: dict[str, Tensor] = {}
         self.load(mine, state)
         self._replay = Replay(self._work, x.device, programs.pool)
-        self._replay.prepare()
+        if programs.captures:
+            self._replay.prepare()
 
     def load(self, mine: Tree, state: Tree) -> None:
         for buffers, values in ((self._mine, mine), (self.state, state)):
@@ -234,6 +283,11 @@ def _join_answers(answers: Sequence[Answers]) -> Answers:
 
 def _shapes(part: Tree) -> Hashable:
     return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree.flatten(part).items())
+
+
+def _shapes_of_rows(part: Tree) -> Hashable:
+    """Whatever the number of rows."""
+    return tuple((name, leaf.shape[1:], leaf.dtype) for name, leaf in tree.flatten(part).items())
 
 
 def _copy_rows(buffer: Tensor, leaf: Tensor, rows: Tensor) -> None:

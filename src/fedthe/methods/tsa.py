@@ -52,8 +52,10 @@ class TSA(Predictor):
 
 def agree(of_global: Tensor, of_personal: Tensor, search: Search) -> Tensor:
     """e [n], maximising the cosine similarity of both views' predictions by Adam; logits [n, 2, classes]."""
-    slope = torch.func.grad(lose_similarity)
-    return descend(lambda e: slope(e, of_global, of_personal), of_global[:, 0, 0], search)
+    # in float64: where the heads agree, slopes nearly cancel, and Adam makes the rounding of float32 count
+    slope, dtype = torch.func.grad(lose_similarity), of_global.dtype
+    of_global, of_personal = of_global.double(), of_personal.double()
+    return descend(lambda e: slope(e, of_global, of_personal), of_global[:, 0, 0], search).to(dtype)
 
 
 def lose_similarity(e: Tensor, of_global: Tensor, of_personal: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ NETS: dict[str, dict[str, Any]] = {
     "cct4": {"net": "cct4"},
     "resnet20_gn x4": {"net": "resnet20_gn", "width": 4, "batch": 128},
 }
-KEYS = ("dirichlet", "dataset", "clients", "rounds", "participation", "personal_epochs")
+KEYS = ("dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs")
 SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
 
 Cell = tuple[float, float]  # percent: the mean, and the standard deviation over seeds
@@ -41,6 +41,27 @@ class Table:
     @property
     def tests(self) -> tuple[str, ...]:
         return tuple(column for column in self.columns if column != AVERAGE)
+
+
+PAPERS_SEVEN = ("fedavg_ft", "fedrod", "fedrep", "memo_p", "t3a", "fedthe", "fedthe_plus")
+# Tables that the paper does not have: how its ImageNet experiments go where ImageNet is not at hand.
+OWN_TABLES = {
+    "tiny-imagenet-20": Table(
+        "tiny-imagenet-20",
+        "ResNet20-GN (width 4) on 20 classes of Tiny-ImageNet at 32 pixels, Dir(1.0)",
+        {
+            "dataset": "tiny_imagenet",
+            "size": 32,
+            "model": "resnet20_gn x4",
+            "clients": 20,
+            "dirichlet": 1.0,
+            "rounds": 100,
+            "participation": 1.0,
+        },
+        ("original", "corrupted", "ooc", "mixture"),
+        {method: {} for method in PAPERS_SEVEN},
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +92,7 @@ def load_tables() -> dict[str, Table]:
 
 
 def find_table(name: str) -> Table:
-    tables = load_tables()
+    tables = load_tables() | OWN_TABLES
     if name not in tables:
         raise InputError(f"there is no table {name!r}; {find_nearest(name, tables)}")
     return tables[name]
@@ -108,6 +129,22 @@ def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
             raise InputError(f"{table.id} has no row {method!r}; {find_nearest(method, names)}")
     chosen = {names[method] for method in methods}
     return [row for row in table.rows if not methods or row in chosen]
+
+
+def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
+    """Every table that has one of the methods, with those it has; all tables, whole, without any."""
+    tables = load_tables().values()
+    known = {name for table in tables for row in table.rows for name in (row, method_of(row))}
+    for method in methods:
+        if method not in known:
+            raise InputError(f"no table has a row {method!r}; {find_nearest(method, sorted(known))}")
+    found = []
+    for table in tables:
+        names = {*table.rows, *map(method_of, table.rows)}
+        here = [method for method in methods if method in names]
+        if here or not methods:
+            found.append((table, here))
+    return found
 
 
 def fill_table(

@@ -1,0 +1,101 @@
+"""What tables would cost, before anything runs: trainings that they share are counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..bench import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
+from ..config import Config
+from ..data import load_dataset
+from ..experiment import group_by_training, make_methods
+from ..methods.base import Method, describe
+from ..store import content_hash
+from .tables import Table, plan_cases
+
+POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; the second is rounded
+SPLIT = 0.6, 0.2  # of a client's rows: for training, and for testing
+TESTS = 6  # where a run asks for all: an upper bound, for natural shifts and mixtures are smaller
+ROUNDS = {"cnn": ROUND_STACKED, "resnet20_gn": ROUND_RESNET, "cct4": ROUND_CCT}
+IMAGES_OF_ROUND = 20 * 1500 * 6  # that the bench's round visits
+PASSES_OF_MEMO = 3 * 32 * 3 + 1  # forward passes that the bench's sample is worth: 3 steps on 32 views, and the answer
+
+
+@dataclass(frozen=True)
+class Bill:
+    trainings: int = 0
+    rounds: int = 0
+    images: float = 0  # visited in training
+    samples: float = 0  # answered
+    seconds: float | None = 0  # on this machine; None where it was not measured
+
+    def __add__(self, other: Bill) -> Bill:
+        timed = self.seconds is not None and other.seconds is not None
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)[:-1]}
+        return Bill(**sums, seconds=self.seconds + other.seconds if timed else None)  # type: ignore[operator]
+
+
+def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | None, **settings: Any) -> dict[str, Bill]:
+    """By table: what it adds to those before it."""
+    paid: set[str] = set()
+    bills = {}
+    for table, methods in tables:
+        bills[table.id] = Bill(seconds=0 if bench else None)
+        for case in plan_cases(table, methods, **settings):
+            for key, bill in list_items(case.config, bench):
+                if key not in paid:
+                    bills[table.id] += bill
+                    paid.add(key)
+    return bills
+
+
+def list_items(config: Config, bench: Bench | None) -> Iterable[tuple[str, Bill]]:
+    """Every training and every method's answers of a run, by what they depend on, with what they cost."""
+    rows, classes = _measure_pool(config)
+    methods = make_methods(config, classes, 3, 32)
+    data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
+    for seed in config.seeds:
+        for trained, served in group_by_training(methods).items():
+            key = content_hash(describe(trained), asdict(config.training), data, seed)
+            yield key, bill_training(config, rows, bench)
+            for method in served.values():
+                tested = (config.tests, config.severity, config.samples, config.test_fraction)
+                yield content_hash(key, describe(method), *tested), bill_answers(config, method, rows, bench)
+
+
+def _measure_pool(config: Config) -> tuple[int, int]:
+    """How many images and classes; those of the paper are known before they are at hand."""
+    if config.dataset in POOLS:
+        return POOLS[config.dataset]
+    pool = load_dataset(config.dataset, natural="none", size=config.size).pool
+    return len(pool), len(pool.classes)
+
+
+def bill_training(config: Config, rows: int, bench: Bench | None) -> Bill:
+    there = max(1, round(config.participation * config.clients)) / config.clients
+    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs + config.personal_epochs)
+    images = config.rounds * there * visits
+    speed = _find(bench, ROUNDS.get(config.net, ROUND), ROUND)
+    seconds = None if speed is None else images * config.width**2 * speed / IMAGES_OF_ROUND
+    return Bill(1, config.rounds, images, 0, seconds)
+
+
+def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None) -> Bill:
+    tests = TESTS if config.tests is None else len(config.tests)
+    samples = tests * rows * SPLIT[1] * config.test_fraction
+    if config.samples is not None:
+        samples = min(samples, tests * config.clients * config.samples)
+    forward, backward = method.predictor.passes
+    memo = _find(bench, ANSWER_MEMO)
+    large, small = _find(bench, ROUNDS.get(config.net, ROUND), ROUND), _find(bench, ROUND)
+    if memo is None or large is None or small is None:
+        return Bill(samples=samples, seconds=None)
+    passes = (forward + 2 * backward) / PASSES_OF_MEMO * max(1, large / small) * config.width**2
+    return Bill(samples=samples, seconds=samples * passes * memo / 1000)
+
+
+def _find(bench: Bench | None, *names: str) -> float | None:
+    """The first of some rows that was measured."""
+    values = {row.name: row.value for row in bench.rows} if bench else {}
+    return next((values[name] for name in names if values.get(name) is not None), None)

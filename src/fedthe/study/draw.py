@@ -1,0 +1,344 @@
+"""Pictures of what `figures.py` measures. A test, and a method, has the same colour in all of them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..pictures import save
+from ..text import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Measured = Mapping[str, Any]
+
+TEST_COLOURS = {
+    "original": "#0072b2",
+    "corrupted": "#d55e00",
+    "natural": "#009e73",
+    "ooc": "#aa4499",
+    "mixture": "#222222",
+    "corrupted_ooc": "#b8860b",
+}
+MORE_COLOURS = ("#117733", "#44aa99", "#999933")  # natural shifts by other names
+METHODS = {  # what they are called in front of people, and their colours
+    "fedavg": ("FedAvg", "#888888"),
+    "fedavg_ft": ("FedAvg + FT", "#56b4e9"),
+    "memo_p": ("MEMO (P)", "#0072b2"),
+    "t3a": ("T3A", "#009e73"),
+    "fedrod": ("FedRoD", "#e69f00"),
+    "fedrep": ("FedRep", "#cc79a7"),
+    "fedthe": ("FedTHE", "#d62728"),
+    "fedthe_plus": ("FedTHE+", "#7b1113"),
+}
+LINES = {  # styles and widths that show where curves lie on each other, as those of one training do
+    "fedavg_ft": ("-", 3.0),
+    "memo_p": ("--", 1.4),
+    "t3a": (":", 1.8),
+    "fedrod": ("-.", 1.4),
+    "fedthe": ("-", 3.0),
+    "fedthe_plus": ("--", 1.4),
+}
+OTHERS = ("#332288", "#88ccee", "#ddcc77", "#882255", "#661100", "#6699cc")  # methods without a colour of their own
+MODES = {"lp": ("LP", "#56b4e9"), "ft": ("FT", "#e69f00"), "lpft": ("LP-FT", "#7b1113")}
+CLAIM = (1.5, 2.5)  # times fewer rounds, says the paper
+LONGEST = 5.0  # where bars of times end, for a bar of twenty hides those of two
+DEFAULT = 0.1  # alpha and beta as the method has them
+MARKERS = "o^sDvPX*"
+
+
+def draw_curves(measured: Measured, path: Path) -> None:
+    """A panel for every test, with bands of one standard deviation, and one for how much faster ours are."""
+    data, titles = measured["data"], measured["tests"]
+    curves, rounds = data["curves"], data["rounds"]
+    tests = [test for test in titles if any(test in scores for scores in curves.values())]
+    looks = _look_up(curves)
+    count = len(tests) + bool(data["speed"])
+    figure, axes = _make_panels(count, columns=4 if count > 6 else 3)
+    for panel, test in zip(axes, tests, strict=False):
+        for method, (name, colour) in looks.items():
+            mean, std = (np.array(curves[method][test][kind]) for kind in ("mean", "std"))
+            style, width = LINES.get(method, ("-", 1.4))
+            panel.plot(rounds, mean, style, color=colour, label=name, lw=width)
+            panel.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.08, lw=0)
+        _head(panel, measured, test)
+        panel.set(xlabel="rounds", ylabel="percent right")
+    if data["speed"]:
+        _draw_speed(axes[len(tests)], data["speed"], looks)
+    _put_legend(figure, *axes[0].get_legend_handles_labels())
+    _finish(figure, measured, path, "bands: one standard deviation over seeds")
+
+
+def _draw_speed(panel: Axes, speed: Measured, looks: Mapping[str, tuple[str, str]]) -> None:
+    baselines = list(next(iter(speed.values())))
+    high = 0.8 / len(speed)
+    panel.axvspan(*CLAIM, color="#dddddd", lw=0)
+    panel.axvline(1, color="#888888", lw=0.8)
+    for i, (ours, row) in enumerate(speed.items()):
+        for j, baseline in enumerate(baselines):
+            each, y = row[baseline], j + (i - (len(speed) - 1) / 2) * high
+            at = min(each["ratio"] or 0.0, LONGEST)
+            panel.barh(y, at, 0.9 * high, color=looks[ours][1])
+            panel.text(at + 0.1, y, _say_speed(each), va="center", fontsize=7)
+    panel.set_yticks(range(len(baselines)), [looks[baseline][0] for baseline in baselines], fontsize=8)
+    panel.set(xlim=(0, 1.6 * LONGEST), ylim=(len(baselines) - 0.5, -0.5), xticks=range(int(LONGEST) + 1))
+    panel.set_xlabel("times fewer rounds")
+    claim = f"(grey: the paper's {CLAIM[0]:g} to {CLAIM[1]:g} times fewer)"
+    panel.set_title(f"rounds to a baseline's final accuracy on mixture\n{claim}", fontsize=8.5)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _say_speed(each: Measured) -> str:
+    if each["ratio"] is None:
+        return "not reached"
+    less, more = ("≤", "≥") if each["first"] else ("", "")
+    return f"{more}{each['ratio']:.1f}x ({less}{each['rounds']:.0f} rounds)"
+
+
+def draw_gains(measured: Measured, path: Path) -> None:
+    """Bars by test and method."""
+    data = measured["data"]
+    bars = {name: (colour, data["gains"][method]) for method, (name, colour) in _look_up(data["gains"]).items()}
+    baseline = METHODS.get(data["baseline"], (data["baseline"],))[0]
+    _draw_bars(measured, bars, f"points more than {baseline}", path)
+
+
+def draw_probing(measured: Measured, path: Path) -> None:
+    """Bars by test and way of fine-tuning."""
+    accuracy = measured["data"]["accuracy"]
+    bars = {MODES[mode][0]: (MODES[mode][1], scores) for mode, scores in accuracy.items()}
+    seen = ", ".join(clean(name, 20) for name in measured["data"]["seen"][:12])
+    note = f"; pre-trained on {seen}; clients hold the other classes"
+    _draw_bars(measured, bars, "percent right", path, note, f"{measured['config']['personal_epochs']} epochs")
+
+
+def draw_leak(measured: Measured, path: Path) -> None:
+    """Bars by test and method: what the leak adds."""
+    data = measured["data"]
+    bars = {}
+    for method, (name, colour) in _look_up(data["frozen"]).items():
+        pairs = {test: (cell, data["reshuffled"][method][test]) for test, cell in data["frozen"][method].items()}
+        more = {
+            test: {"mean": leaked["mean"] - frozen["mean"], "std": math.hypot(leaked["std"], frozen["std"])}
+            for test, (frozen, leaked) in pairs.items()
+        }
+        bars[name] = (colour, more)
+    _draw_bars(measured, bars, "points more than with frozen splits", path)
+
+
+def _draw_bars(
+    measured: Measured,
+    bars: Mapping[str, tuple[str, Measured]],
+    label: str,
+    path: Path,
+    note: str = "",
+    trained: str = "",
+) -> None:
+    """Groups by test, with a bar of a colour for every name; lines are one standard deviation over seeds."""
+    from matplotlib.figure import Figure
+
+    tests = [test for test in measured["tests"] if any(test in scores for _, scores in bars.values())]
+    figure = Figure(figsize=(max(6.5, 1.6 + len(tests) * (0.5 + 0.24 * len(bars))), 4.6), layout="constrained")
+    panel, wide = figure.add_subplot(), 0.84 / len(bars)
+    for i, (name, (colour, scores)) in enumerate(bars.items()):
+        x = np.arange(len(tests)) + (i - (len(bars) - 1) / 2) * wide
+        means, stds = ([scores[test][kind] for test in tests] for kind in ("mean", "std"))
+        lines = {"elinewidth": 0.8, "ecolor": "#444444"}
+        panel.bar(x, means, 0.92 * wide, yerr=stds, color=colour, label=name, error_kw=lines)
+    panel.axhline(0, color="#444444", lw=0.8)
+    panel.set_xticks(range(len(tests)), [_fold(measured["tests"][test]) for test in tests], parse_math=False)
+    for tick, test in zip(panel.get_xticklabels(), tests, strict=True):
+        tick.set_color(_colour_of(test, measured))
+    panel.tick_params(axis="x", length=0)
+    panel.set_ylabel(label)
+    panel.grid(axis="y", color="#e5e5e5", lw=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    _put_legend(figure, *panel.get_legend_handles_labels())
+    _finish(figure, measured, path, f"lines: one standard deviation over seeds{note}", trained)
+
+
+def draw_alpha_beta(measured: Measured, path: Path) -> None:
+    """A heat map for every test; what the method uses has a frame."""
+    from matplotlib.patches import Rectangle
+
+    data = measured["data"]
+    alphas, betas = data["alpha"], data["beta"]
+    tests = [test for test in measured["tests"] if test in data["accuracy"]]
+    figure, axes = _make_panels(len(tests), height=3.3)
+    for panel, test in zip(axes, tests, strict=False):
+        values = np.array(data["accuracy"][test]["mean"])  # [alpha, beta]
+        image = panel.imshow(values, cmap="viridis", origin="lower", aspect="auto")
+        dark = (values.min() + values.max()) / 2
+        for i, j in np.ndindex(*values.shape):
+            shade = "white" if values[i, j] <= dark else "black"
+            panel.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=7, color=shade)
+        if DEFAULT in alphas and DEFAULT in betas:
+            corner = betas.index(DEFAULT) - 0.5, alphas.index(DEFAULT) - 0.5
+            panel.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="#d62728", lw=2))
+        panel.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
+        panel.set_yticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
+        panel.set(xlabel="beta", ylabel="alpha")
+        _head(panel, measured, test, grid=False)
+        figure.colorbar(image, ax=panel, fraction=0.05, pad=0.02)
+    _finish(figure, measured, path, "percent right; each panel has its own scale; framed: what the method uses")
+
+
+def draw_interpolation(measured: Measured, path: Path) -> None:
+    """A panel for every test: a curve over e, the bound above it, and FedTHE."""
+    data = measured["data"]
+    tests = [test for test in measured["tests"] if test in data["shared"]]
+    figure, axes = _make_panels(len(tests))
+    for panel, test in zip(axes, tests, strict=False):
+        mean, std = (np.array(data["shared"][test][kind]) for kind in ("mean", "std"))
+        panel.fill_between(data["e"], mean - std, mean + std, color="#0072b2", alpha=0.12, lw=0)
+        panel.plot(data["e"], mean, color="#0072b2", marker=".", ms=4, label="one e for all clients")
+        best, ours = data["best"][test]["mean"], data["fedthe"][test]["mean"]
+        panel.axhline(best, color="#444444", ls="--", lw=1.4, label="every client's best e (needs test labels)")
+        panel.axhline(ours, color=METHODS["fedthe"][1], lw=1.6, label="FedTHE (an e for every sample)")
+        panel.set(xlabel="e: personal at 0, global at 1", ylabel="percent right", xlim=(0, 1))
+        _head(panel, measured, test)
+    _put_legend(figure, *axes[0].get_legend_handles_labels())
+    _finish(figure, measured, path, "band: one standard deviation over seeds")
+
+
+def draw_weights(measured: Measured, path: Path) -> None:
+    """A panel for every test: the density of 1 - e with history, filled, and without, as a line."""
+    data = measured["data"]
+    edges, names = np.array(data["edges"]), {"fedthe": "with history", "ablation_11": "without history"}
+    tests = [test for test in measured["tests"] if test in data["weights"]["fedthe"]]
+    figure, axes = _make_panels(len(tests))
+    for panel, test in zip(axes, tests, strict=False):
+        colour = _colour_of(test, measured)
+        for method, name in names.items():
+            each = data["weights"][method][test]
+            filled = method == "fedthe"
+            shade = colour if filled else "#333333"
+            panel.stairs(each["density"], edges, fill=filled, color=shade, alpha=0.45 if filled else 1, lw=1.3)
+            label = f"{name}, mean {each['mean']:.2f}"
+            panel.axvline(each["mean"], color=shade, ls="-" if filled else ":", lw=1.6, label=label)
+        # most samples are at the ends, and the few between are what differs
+        panel.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
+        panel.set(xlabel="1 - e: global at 0, personal at 1", ylabel="density, root scale", xlim=(0, 1))
+        panel.set_ylim(bottom=0)
+        panel.legend(fontsize=7, frameon=False, loc="best")
+        _head(panel, measured, test)
+    _finish(figure, measured, path, "filled: with history; line: without (ablation 11); upright: means")
+
+
+def draw_features(measured: Measured, path: Path) -> None:
+    """Two panels of t-SNE, coloured by test and shaped by client."""
+    from matplotlib.lines import Line2D
+
+    data = measured["data"]
+    tests = [test for test in measured["tests"] if test in data["test"]]
+    clients = sorted(set(data["client"]))
+    figure, axes = _make_panels(2, columns=2, width=5.2, height=4.8)
+    of_test, of_client = np.array(data["test"]), np.array(data["client"])
+    kinds = {"without": "h, without history", "with": "h', with history"}
+    for panel, (kind, title) in zip(axes, kinds.items(), strict=True):
+        places = _embed(np.array(data[kind]))
+        for test in tests:
+            for marker, client in zip(MARKERS, clients, strict=False):
+                x, y = places[(of_test == test) & (of_client == client)].T
+                panel.scatter(x, y, 14, _colour_of(test, measured), marker=marker, alpha=0.65, linewidths=0)
+        panel.set(xticks=[], yticks=[])
+        panel.set_title(title, fontsize=10)
+    names = {measured["tests"][test]: ("o", _colour_of(test, measured)) for test in tests}
+    names |= {f"client {k}": (marker, "#777777") for marker, k in zip(MARKERS, clients, strict=False)}
+    handles = [Line2D([], [], ls="", marker=marker, color=colour) for marker, colour in names.values()]
+    _put_legend(figure, handles, list(names))
+    _finish(figure, measured, path, f"t-SNE, seed {data['seed']}")
+
+
+def _embed(features: np.ndarray) -> np.ndarray:
+    """features [n, d] -> places [n, 2]"""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, max(1.0, (len(features) - 1) / 3))
+    return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(features))
+
+
+def _look_up(methods: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The name and the colour of each method; those that have none are given some."""
+    strange = [method for method in methods if method not in METHODS]
+    given = {method: (method, OTHERS[i % len(OTHERS)]) for i, method in enumerate(strange)}
+    return {method: METHODS[method] if method in METHODS else given[method] for method in methods}
+
+
+def _colour_of(test: str, measured: Measured) -> str:
+    if test in TEST_COLOURS:
+        return TEST_COLOURS[test]
+    strange = [each for each in measured["tests"] if each not in TEST_COLOURS]
+    return MORE_COLOURS[strange.index(test) % len(MORE_COLOURS)]
+
+
+def _make_panels(
+    count: int, columns: int = 3, width: float = 3.9, height: float = 3.0
+) -> tuple[Figure, Sequence[Axes]]:
+    """A figure, and its panels row by row; those beyond `count` are taken away."""
+    from matplotlib.figure import Figure
+
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(max(6.5, width * columns), height * rows + 0.9), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for panel in axes[count:]:
+        panel.remove()
+    return figure, axes[:count]
+
+
+def _put_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Below the panels, in as many columns as the figure is wide enough for."""
+
+    def measure(columns: int) -> float:
+        """Inches, at this size of letters; a column is as wide as its longest label."""
+        parts = np.array_split([len(label) for label in labels], columns)
+        return float(sum(0.55 + 0.085 * part.max() for part in parts))
+
+    fitting = (n for n in range(len(labels), 1, -1) if measure(n) <= figure.get_figwidth())
+    figure.legend(handles, labels, loc="outside lower center", ncols=next(fitting, 1), frameon=False, fontsize=9)
+
+
+def _head(panel: Axes, measured: Measured, test: str, grid: bool = True) -> None:
+    panel.set_title(measured["tests"][test], fontsize=10, color=_colour_of(test, measured), parse_math=False)
+    if grid:
+        panel.grid(color="#e5e5e5", lw=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+
+
+def _fold(title: str) -> str:
+    """A long title in short lines; a pool may be named after its file."""
+    return "\n".join(textwrap.wrap(title.replace("_", " "), 15, break_on_hyphens=False))
+
+
+def describe_settings(config: Measured, trained: str = "") -> str:
+    kind, _, where = config["dataset"].partition(":")
+    seeds = ("seeds " if len(config["seeds"]) > 1 else "seed ") + ", ".join(map(str, config["seeds"]))
+    parts = [
+        clean(Path(where).stem or kind, 30),
+        config["net"],
+        f"{config['clients']} clients",
+        f"Dirichlet {config['dirichlet']:g}",
+        trained or f"{config['rounds']} rounds",
+        seeds,
+    ]
+    if config["samples"]:
+        parts.append(f"at most {config['samples']} samples of each test")
+    return ", ".join(parts)
+
+
+def _finish(figure: Figure, measured: Measured, path: Path, note: str = "", trained: str = "") -> None:
+    """Say what it is and how it was measured, and save it. `trained`: for how long, if not for rounds."""
+    said = [measured["title"], describe_settings(measured["config"], trained), note]
+    letters = int(13 * figure.get_figwidth())  # in a line of this size
+    lines = [line for part in said for line in textwrap.wrap(part, letters)]
+    figure.suptitle("\n".join(lines), fontsize=9.5, parse_math=False)
+    save(figure, path)

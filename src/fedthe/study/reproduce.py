@@ -1,0 +1,97 @@
+"""Run a table of the paper and keep what came of it: ours beside the paper's, and what it was measured with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import records
+from ..errors import InputError
+from ..experiment import Results, run
+from .tables import AVERAGE, Case, Cell, Table, fill_table
+
+FORMAT = 1
+# The paper's data, as our loaders name it: on another dataset no number is the paper's.
+PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "imagenet-r", "imagenet-v2"}}
+
+
+def reproduce(table: Table, cases: Sequence[Case]) -> dict[str, Any]:
+    """Run what `plan_cases` says, or take what is there, and give the table's record as plain data."""
+    return make_record(table, [(case, run(case.config)) for case in cases])
+
+
+def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, Any]:
+    """`rows[method][test] = [mean, std over seeds]` as the paper's tables have it, and all it came from."""
+    rows = fill_table(table, [(case, score(results)) for case, results in done])
+    if not rows:
+        reasons = sorted({why for _, results in done for why in results.failures.values()})
+        raise InputError(f"nothing of {table.id} could be measured: {'; '.join(reasons)}.")
+    columns = [column for column in table.columns if any(column in cells for cells in rows.values())]
+    names = done[0][1].names
+    return {
+        "format": FORMAT,
+        "id": table.id,
+        "title": table.title,
+        "columns": columns,
+        "names": {column: names[column] for column in columns if column in names},
+        "compared": find_comparable(table, done, columns),
+        "rows": {row: {column: [*cell] for column, cell in cells.items()} for row, cells in rows.items()},
+        "cases": [describe_case(case, results) for case, results in done],
+        "environment": records.read_json(done[0][1].folder / "environment.json"),
+    }
+
+
+def score(results: Results) -> dict[str, dict[str, Cell]]:
+    means, deviations = results.table(), results.std()
+    return {name: {test: (cells[test], deviations[name][test]) for test in cells} for name, cells in means.items()}
+
+
+def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns: Sequence[str]) -> list[str]:
+    """The columns that were measured on what the paper measured on."""
+    results = done[0][1]
+    manifest = records.read_json(results.folder / f"manifest-{min(results.manifests)}.json")
+    dataset = table.setting["dataset"]
+    if manifest["pool"]["name"] != dataset or dataset not in PAPER_SHIFTS:
+        return []
+    papers = PAPER_SHIFTS[dataset]
+    shifts = {test: pool["name"] for test, pool in manifest["natural"].items()}
+    others = {test for test, shift in shifts.items() if shift not in papers}
+    if set(shifts.values()) != papers:
+        others.add("mixture")  # it has a part that is not the paper's, or lacks one
+    tests = {column: test for case, _ in done for column, test in case.columns.items()}
+    alike = [column for column in columns if column in tests and tests[column] not in others]
+    return [*alike, AVERAGE] if AVERAGE in columns and len(alike) == len(columns) - 1 else alike
+
+
+def describe_case(case: Case, results: Results) -> dict[str, Any]:
+    return {
+        "columns": dict(case.columns),
+        "config": case.config.as_dict(),
+        "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
+        "notes": list(results.notes),
+        "failures": dict(results.failures),
+        "trainings": [dict(training) for training in results.trainings.values()],
+        "clients": list_clients(results),
+        "seconds": results.seconds,  # of this run: what was there already took none
+        "ms_per_sample": time_samples(results),
+    }
+
+
+def list_clients(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
+    """Percent right by method, test and seed, of client 0, 1, ...; None where a client has no such test."""
+    clients = 1 + max((row.client for row in results.rows), default=-1)
+    listed: dict[str, dict[str, dict[str, list[float | None]]]] = {}
+    for row in results.rows:
+        seeds = listed.setdefault(row.method, {}).setdefault(row.test, {})
+        seeds.setdefault(str(row.seed), [None] * clients)[row.client] = round(row.accuracy, 3)
+    return listed
+
+
+def time_samples(results: Results) -> dict[str, float]:
+    """By method: milliseconds per sample, over all streams."""
+    spent: dict[str, float] = {}
+    samples: dict[str, int] = {}
+    for row in results.rows:
+        spent[row.method] = spent.get(row.method, 0.0) + row.ms_per_sample * row.samples
+        samples[row.method] = samples.get(row.method, 0) + row.samples
+    return {name: spent[name] / samples[name] for name in spent}

@@ -1,0 +1,90 @@
+"""The paper's tables for a terminal: ours beside the paper's, a list of all, and what they would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .bill import Bill
+from .tables import AVERAGE, Table
+
+SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
+Grid = tuple[list[str], list[list[str]]]  # a head, and rows
+
+
+def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
+    """Ours ± the deviation over seeds; below, the paper's and the difference, where both measured the same."""
+    columns: Sequence[str] = record["columns"]
+    grid = []
+    for row, cells in record["rows"].items():
+        paper = table.rows[row]
+        shown = [
+            _say_cell(cells.get(column), paper.get(column) if column in record["compared"] else None)
+            for column in columns
+        ]
+        grid.append([row, *shown])
+    return ["", *(SHORT.get(column, column) for column in columns)], grid
+
+
+def _say_cell(ours: Sequence[float] | None, paper: Sequence[float] | None) -> str:
+    if ours is None:
+        return "-"
+    said = f"{ours[0]:.1f} ±{ours[1]:.1f}"
+    return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
+
+
+def list_remarks(record: Mapping[str, Any]) -> list[str]:
+    """What a reader of the numbers must know."""
+    remarks = [f"{column} is {name}." for column, name in record["names"].items()]
+    apart = [column for column in record["columns"] if column not in record["compared"]]
+    if apart and len(apart) < len(record["columns"]):
+        named = ", ".join(SHORT.get(column, column) for column in apart)
+        remarks.append(f"Not the paper's data, so not compared: {named}.")
+    elif apart:
+        remarks.append("Not the paper's data, so nothing is compared.")  # the paper's table, or one of ours
+    for case in record["cases"]:
+        remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
+    return list(dict.fromkeys(remarks))
+
+
+def lay_out_list(tables: Iterable[Table]) -> Grid:
+    return ["table", "what it is", "rows"], [[each.id, each.title, str(len(each.rows))] for each in tables]
+
+
+def lay_out_bills(bills: Mapping[str, Bill]) -> Grid:
+    """What each table adds to those above it, and the sum."""
+    total = sum(bills.values(), start=Bill(seconds=0))
+    lines = [[name, *_say_bill(bill)] for name, bill in bills.items()]
+    if len(bills) > 1:
+        lines.append(["together", *_say_bill(total)])
+    return ["", "trainings", "rounds", "images\ntrained", "samples\nanswered", "time here"], lines
+
+
+def _say_bill(bill: Bill) -> list[str]:
+    counts = [str(bill.trainings), str(bill.rounds), f"{bill.images / 1e6:.0f} M", f"{bill.samples / 1e3:.0f} k"]
+    return [*counts, "?" if bill.seconds is None else say_duration(bill.seconds)]
+
+
+def say_duration(seconds: float) -> str:
+    for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
+    """The same for a page: ours, and the difference to the paper's in brackets where both measured the same."""
+    names = {column: record["names"].get(column, SHORT.get(column, column)) for column in record["columns"]}
+    lines = ["| | " + " | ".join(names.values()) + " |", "|---|" + "---:|" * len(names)]
+    for row, cells in record["rows"].items():
+        shown = [_write_cell(table, record, row, column, cells.get(column)) for column in names]
+        lines.append(f"| {row} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def _write_cell(table: Table, record: Mapping[str, Any], row: str, column: str, ours: Sequence[float] | None) -> str:
+    if ours is None:
+        return "-"
+    said = f"{ours[0]:.1f}±{ours[1]:.1f}"
+    paper = table.rows[row].get(column) if column in record["compared"] else None
+    return said if paper is None else f"{said} ({ours[0] - paper[0]:+.1f})"

@@ -1,0 +1,49 @@
+"""What pages say of results is what results say."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from fedthe.study.tables import find_table
+
+ROOT = Path(__file__).parents[1]
+RECORDS = sorted((ROOT / "results").glob("*.json"))
+
+
+def test_the_reproduction_page_shows_what_results_hold():
+    spec = importlib.util.spec_from_file_location("fill", ROOT / "tools" / "fill_reproduction.py")
+    fill = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fill)
+    page = fill.PAGE.read_text(encoding="utf-8")
+    assert len(fill.MARKED.findall(page)) >= 10
+    assert page == fill.fill(page), "run python tools/fill_reproduction.py"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_record_agrees_with_its_clients_and_says_where_it_comes_from(path):
+    """The means and deviations again, from the clients' numbers; and no natural shift under the paper's name."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    table = find_table(record["id"])
+    assert path.stem == record["id"]
+    assert set(record["rows"]) == set(table.rows)
+    for case in record["cases"]:
+        assert case["failures"] == {}
+        assert sorted(case["manifests"]) == [str(seed) for seed in case["config"]["seeds"]]
+        assert case["config"]["rounds"] == table.setting["rounds"]
+        for column, test in case["columns"].items():
+            for method, row in zip(case["config"]["methods"], record["rows"], strict=True):
+                if test not in case["clients"][method]:
+                    continue
+                seeds = [
+                    sum(known) / len(known)
+                    for clients in case["clients"][method][test].values()
+                    for known in [[each for each in clients if each is not None]]
+                ]
+                mean = sum(seeds) / len(seeds)
+                std = (sum((each - mean) ** 2 for each in seeds) / len(seeds)) ** 0.5
+                assert record["rows"][row][column] == pytest.approx([mean, std], abs=1e-2)
+    if "natural" in record["columns"] and "natural" not in record["compared"]:
+        assert record["names"]["natural"] == "natural (Tiny-ImageNet, 7 classes)"
+        assert "mixture" not in record["compared"]

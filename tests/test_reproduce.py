@@ -1,0 +1,237 @@
+"""`fedthe table`: what a table of the paper needs is run, lands in its record, and stands beside the paper's."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedthe as package
+from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Machine
+from fedthe.data.imagenet32 import SHARED
+from fedthe.errors import InputError
+from fedthe.study.bill import Bill, bill_tables
+from fedthe.study.reproduce import find_comparable, reproduce
+from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
+from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
+
+SMALL = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 5, "seeds": [0, 1], "train_fraction": 0.5}
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three classes that differ in brightness, and a shift that has two of them."""
+    generator = np.random.default_rng(0)
+    for name, labels in (("tiny", np.arange(150) % 3), ("Dim", np.arange(40) % 2)):
+        noise = generator.integers(0, 90, (len(labels), 16, 16, 3))
+        images = (noise + 70 * labels[:, None, None, None]).astype(np.uint8)
+        np.savez(tmp_path / f"{name}.npz", images=images, labels=labels)
+    return {"dataset": f"npz:{tmp_path / 'tiny.npz'}", "natural": f"npz:{tmp_path / 'Dim.npz'}"}
+
+
+def test_a_record_holds_what_runs_gave_and_all_they_came_from(data, tmp_path):
+    table, out = find_table("main-dir0.1"), str(tmp_path / "runs")
+    record = reproduce(table, plan_cases(table, ["fedthe", "fedavg"], out=out, **data, **SMALL))
+    apart = package.run(methods=["fedavg", "fedthe"], out=str(tmp_path / "apart"), dirichlet=0.1, **data, **SMALL)
+    assert list(record["rows"]) == ["fedavg", "fedthe"]  # the order of the paper
+    for method, cells in record["rows"].items():
+        assert list(cells) == ["original", "corrupted", "ooc", "natural", "mixture"]
+        for test, (mean, std) in cells.items():
+            found = [row for row in apart.rows if (row.method, row.test) == (method, test)]
+            by_seed = [np.mean([row.accuracy for row in found if row.seed == seed]) for seed in (0, 1)]
+            assert (mean, std) == (pytest.approx(np.mean(by_seed)), pytest.approx(np.std(by_seed)))
+    (case,) = record["cases"]
+    assert case["config"]["dirichlet"] == 0.1
+    assert case["manifests"] == {str(seed): digest for seed, digest in apart.manifests.items()}
+    assert len(set(case["manifests"].values())) == 2
+    clients = case["clients"]["fedthe"]["ooc"]["1"]
+    assert clients == [round(r.accuracy, 3) for r in apart.rows if (r.method, r.test, r.seed) == ("fedthe", "ooc", 1)]
+    assert case["ms_per_sample"]["fedavg"] > 0
+    assert record["environment"]["device"] == "cpu"
+    assert record["names"] == {"natural": "natural (Dim, 2 classes)"}
+    assert record["compared"] == []  # it is not CIFAR-10
+    json.dumps(record)
+
+
+@pytest.mark.parametrize(
+    ("pool", "natural", "compared"),
+    [
+        ("cifar10", {"natural": "cifar10.1-v6"}, ["original", "corrupted", "ooc", "natural", "mixture"]),
+        ("cifar10", {"natural": "Tiny-ImageNet"}, ["original", "corrupted", "ooc"]),
+        ("cifar10", {}, ["original", "corrupted", "ooc"]),
+        ("glyphs", {"natural": "cifar10.1-v6"}, []),
+    ],
+)
+def test_only_what_was_measured_on_the_papers_data_is_compared(pool, natural, compared, tmp_path):
+    manifest = {"pool": {"name": pool}, "natural": {test: {"name": name} for test, name in natural.items()}}
+    (tmp_path / "manifest-0.json").write_text(json.dumps(manifest))
+
+    class Run:
+        folder, manifests = tmp_path, {0: ""}
+
+    (case,) = plan_cases(find_table("main-dir0.1"))
+    columns = [test for test in find_table("main-dir0.1").columns if test != "natural" or natural]
+    assert find_comparable(find_table("main-dir0.1"), [(case, Run())], columns) == compared
+    averaged = find_table("ablation")
+    (case,) = plan_cases(averaged)
+    found = find_comparable(averaged, [(case, Run())], [c for c in averaged.columns if c != "natural" or natural])
+    assert ("average_over_tests" in found) == (len(compared) == 5)
+
+
+def test_ours_stands_over_the_papers_and_the_difference():
+    table = find_table("main-dir0.1")
+    record = {
+        "columns": ["original", "natural"],
+        "rows": {"fedthe": {"original": [86.04, 3.1], "natural": [70.0, 1.0]}},
+        "compared": ["original"],
+        "names": {"natural": "natural (Tiny-ImageNet, 7 classes)"},
+        "cases": [{"failures": {"ditto, seed 1": "it diverged"}}],
+    }
+    assert table.rows["fedthe"]["original"] == (89.58, 0.45)
+    head, rows = lay_out(table, record)
+    assert head == ["", "original", "natural"]
+    assert rows == [["fedthe", "86.0 ±3.1\n89.6 -3.5", "70.0 ±1.0"]]
+    assert list_remarks(record) == [
+        "natural is natural (Tiny-ImageNet, 7 classes).",
+        "Not the paper's data, so not compared: natural.",
+        "failed: ditto, seed 1: it diverged",
+    ]
+
+
+def test_the_bill_counts_shared_trainings_once():
+    tables = load_tables()
+    bills = bill_tables(pick_tables([]), None)
+    main = bills["main-dir0.1"]
+    assert (main.trainings, main.rounds) == (3 * 8, 3 * 8 * 100)  # 14 methods, 8 trainings, 3 seeds
+    assert main.images == 3 * 8 * 100 * 50_000 * 0.6 * 6
+    assert main.samples == 3 * 14 * 6 * 10_000
+    assert bills["corrupted-ooc-cnn-dir0.1"] == Bill(seconds=None)  # the same runs
+    assert bills["ablation"].trainings == 3 * 2  # without balanced softmax, and FedAvg with it
+    assert bills["severity-mixture-dir1"].samples == 0  # severity-corrupted-dir1 asked for both
+    assert bills["participation0.1-dir0.1"].images == 3 * 3 * 100 * 50_000 * 0.6 * 6 * 0.1
+    alone = bill_tables([(tables["ablation"], ["ablation_9"])], None, seeds=[0], rounds=10, samples=3)["ablation"]
+    assert (alone.trainings, alone.rounds, alone.samples) == (1, 10, 6 * 20 * 3)
+
+
+def test_the_bill_is_in_seconds_where_the_machine_was_measured():
+    rows = tuple(Line(name, unit, value) for name, unit, value in ((ROUND_STACKED, "s", 2.0), (ANSWER_MEMO, "ms", 5.0)))
+    rows += (Line("round, 1 run", "s", 3.0),)
+    machine, ceilings = Machine("x", "cpu", "2.6", 1), Ceilings(1.0, "x", 1.0)
+    bench = Bench(machine, "stack", "float32", False, ceilings, rows, 1.0)
+    table = find_table("test-size1-dir0.1")  # FedTHE alone
+    (bill,) = bill_tables([(table, [])], bench, seeds=[0], tests=["original"]).values()
+    assert bill.seconds == pytest.approx(100 * 2.0 + 10_000 * 5.0 / 1000 / (3 * 32 * 3 + 1))
+    assert lay_out_bills({"a": bill})[1] == [["a", "1", "100", "18 M", "10 k", "3.3 min"]]
+    assert [say_duration(s) for s in (59, 95, 7200, 200000)] == ["59 s", "1.6 min", "2.0 h", "2.3 days"]
+
+
+def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
+    asked = ("table", "main-dir0.1", *words, "--methods", "fedthe,fedavg_ft", "--rounds", "1", "--seeds", "0")
+    said = fedthe(*asked, "--save", "results").out
+    assert "Not the paper's data, so nothing is compared." in said
+    assert "fedavg_ft" in said
+    assert "memo_p" not in said
+    record = json.loads((tmp_path / "results" / "main-dir0.1.json").read_text())
+    assert json.loads(fedthe(*asked, "--json").out)["rows"] == record["rows"]
+    trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()}
+    other = fedthe("table", "corrupted-ooc-cnn-dir0.1", *asked[2:])
+    assert "corr. ooc" in other.out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()} == trained
+    listed = json.loads(fedthe("table", "--json").out)
+    assert len(listed) == 37 + 1  # and one of ours
+    assert "main-dir0.1" in fedthe("table").out
+    plan = json.loads(fedthe("table", "--all", "--plan", "--json").out)
+    assert list(plan) == list(listed)[:37]
+    assert "fedthe bench --remember" in fedthe("table", "main-dir1", "--plan").out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["main-dir0.2"], "did you mean main-dir0.1?"),
+        (["main-dir0.1", "--all"], "not both"),
+        (["main-dir0.1", "--methods", "fedte"], "did you mean fedthe?"),
+        (["main-dir0.1", "--seeds", "a"], "seeds must be a whole number"),
+        (["main-dir0.1", "round=3"], "did you mean rounds?"),
+    ],
+)
+def test_bad_words_are_refused(words, says, fedthe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = fedthe("table", *words, exits=2).err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.glob("runs"))
+
+
+def test_a_table_of_which_nothing_could_be_measured_is_refused(data, tmp_path):
+    table = find_table("main-dir0.1")
+    cases = plan_cases(table, ["fedavg"], out=str(tmp_path / "r"), lr=1e30, **data, **SMALL)
+    with pytest.raises(InputError, match=r"nothing of main-dir0\.1 could be measured: .* not finite"):
+        reproduce(table, cases)
+
+
+def test_an_imagenet_table_runs_on_files_in_its_format(fedthe, home, tmp_path, monkeypatch):
+    """Noise in the layout of ImageNet-32 and its shifts: all columns are there, and compared with the paper's."""
+    from test_sources import write_imagenet32, write_picture
+
+    path = home / "data" / "imagenet32"
+    kept = write_imagenet32(path)
+    for wnid in kept:
+        for shift in ("imagenet-a", "imagenet-r"):
+            write_picture(path / shift / wnid / "a.jpg", (200, 30, 30))
+    for position in SHARED:
+        write_picture(path / "imagenetv2-matched-frequency-format-val" / str(position) / "a.jpg", (30, 200, 30))
+    monkeypatch.chdir(tmp_path)
+    words = ["clients=3", "samples=2", "local_epochs=1", "train_fraction=0.01", "width=1"]
+    asked = ["table", "imagenet-dir1", *words, "--rounds", "1", "--seeds", "0", "--methods", "fedthe,fedavg_ft"]
+    record = json.loads(fedthe(*asked, "--json").out)
+    columns = ["original", "imagenet_a", "imagenet_v2", "imagenet_r", "mixture", "average_over_tests"]
+    assert record["columns"] == record["compared"] == columns
+    assert list(record["rows"]["fedthe"]) == columns
+    assert record["cases"][0]["config"]["net"] == "resnet20_gn"
+
+
+def test_all_tables_that_have_a_method_and_whose_data_is_there(fedthe, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [table.id for table, _ in pick_tables(["ablation_11"])] == ["ablation"]
+    assert len(pick_tables(["fedthe", "ditto"])) == 36  # all but the ablation, whose rows have other names
+    with pytest.raises(InputError, match="no table has a row 'fedte'; did you mean fedthe"):
+        pick_tables(["fedte"])
+    said = fedthe("table", "--all", "--methods", "ablation_11")
+    assert said.err == "fedthe: ablation is left out, for cifar10 is not at hand.\n"
+    words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
+    said = fedthe("table", "--all", *words, "--rounds", "1", "--seeds", "0", "--methods", "gma", "--save", "r")
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
+        "main-dir0.1.json",
+        "main-dir1.json",
+        "main-dir10.json",
+    ]
+
+
+def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{key}={value}" for key, value in (data | SMALL).items() if key != "seeds"]
+    said = fedthe("figure", "weights", *words, "seeds=0")
+    assert said.out == "figures/weights.png, and its numbers beside it\n"
+    first = (tmp_path / "figures/weights.png").read_bytes()
+    (tmp_path / "figures/weights.png").unlink()
+    fedthe("figure", "weights", "--redraw")
+    assert (tmp_path / "figures/weights.png").read_bytes() == first
+    assert "does not hold alpha-beta" in fedthe("figure", "alpha-beta", "--redraw", exits=2).err
+    assert "did you mean weights?" in fedthe("figure", "weight", exits=2).err
+    assert "interpolation-heads" in fedthe("figure").out
+
+
+def test_a_table_of_ours_runs_in_the_papers_way_and_is_compared_with_nothing(data, tmp_path):
+    table = find_table("tiny-imagenet-20")
+    (case,) = plan_cases(table)
+    config = case.config
+    assert (config.net, config.width, config.batch, config.size) == ("resnet20_gn", 4, 128, 32)
+    assert (config.dirichlet, config.clients, config.rounds) == (1.0, 20, 100)
+    small = SMALL | {"out": str(tmp_path / "runs"), "width": 1, "size": 16, "train_fraction": 0.1, "natural": "none"}
+    cases = plan_cases(table, ["fedthe"], dataset=data["dataset"], **small)
+    record = reproduce(table, cases)
+    assert record["columns"] == ["original", "corrupted", "ooc", "mixture"]
+    assert record["compared"] == []
+    assert lay_out(table, record)[1][0][0] == "fedthe"
