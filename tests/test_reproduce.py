@@ -91,7 +91,7 @@ def test_ours_stands_over_the_papers_and_the_difference():
     assert head == ["", "original", "natural"]
     assert rows == [["fedthe", "86.0 ±3.1\n89.6 -3.5", "70.0 ±1.0"]]
     assert list_remarks(record) == [
-        "natural is natural (Tiny-ImageNet, 7 classes).",
+        "natural is Tiny-ImageNet, 7 classes.",
         "Not the paper's data, so not compared: natural.",
         "failed: ditto, seed 1: it diverged",
     ]
@@ -134,6 +134,11 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert "memo_p" not in said
     record = json.loads((tmp_path / "results" / "main-dir0.1.json").read_text())
     assert json.loads(fedthe(*asked, "--json").out)["rows"] == record["rows"]
+    assert fedthe("table", "main-dir0.1", "--show", "results").out == said
+    assert fedthe("table", "--all", "--show", "results").out == said
+    assert "results/main-dir1.json does not exist" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
+    (tmp_path / "results" / "main-dir1.json").write_text("{}")
+    assert "is no record of main-dir1" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
     trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()}
     other = fedthe("table", "corrupted-ooc-cnn-dir0.1", *asked[2:])
     assert "corr. ooc" in other.out

@@ -166,6 +166,7 @@ def table(
         "runs/paper"
     ),
     save: Annotated[Path | None, typer.Option(help="Write the record to this folder, as ID.json.")] = None,
+    show: Annotated[Path | None, typer.Option(help="Show the record in this folder, and run nothing.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a table of the paper, and show ours beside the paper's. Without ID: list the tables.
@@ -189,6 +190,8 @@ def table(
     tables = pick_tables(rows) if every else [(find_table(str(id)), rows)]
     if plan:
         return _print_bills(tables, settings, as_json)
+    if show:
+        return _show_records([each for each, _ in tables], show, as_json)
     if save:
         make_folder(save)  # what cannot be written is refused before the long part
     for each, some in tables:
@@ -243,7 +246,6 @@ def _print_bills(tables: list[tuple[PaperTable, list[str]]], settings: dict[str,
 def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], save: Path | None, as_json: bool) -> None:
     from .store import write_json
     from .study.reproduce import reproduce
-    from .study.show import lay_out, list_remarks
     from .study.tables import plan_cases
 
     cases = plan_cases(table, rows, **settings)
@@ -251,6 +253,23 @@ def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], sav
         record = reproduce(table, cases)
     if save:
         write_json(save / f"{table.id}.json", record)
+    _print_record(table, record, as_json)
+
+
+def _show_records(tables: list[PaperTable], folder: Path, as_json: bool) -> None:
+    """Those that are there, of several; one that was named must be there."""
+    from .study.reproduce import read_record
+
+    there = [table for table in tables if len(tables) == 1 or (folder / f"{table.id}.json").exists()]
+    for table in there:
+        _print_record(table, read_record(table, folder), as_json)
+    if not there:
+        raise InputError(f"{folder} holds no record of a table.")
+
+
+def _print_record(table: PaperTable, record: dict[str, Any], as_json: bool) -> None:
+    from .study.show import lay_out, list_remarks
+
     if as_json:
         print(json.dumps(record))
         return
@@ -262,7 +281,8 @@ def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], sav
 def _print_grid(head: list[str], rows: list[list[str]], title: str | None = None) -> None:
     shown = _table(collapse_padding=True, pad_edge=False, title=title)
     for i, name in enumerate(head):
-        shown.add_column(name, justify="left" if i == 0 or not rows or not rows[0][i][:1].isdigit() else "right")
+        is_number = i > 0 and rows != [] and rows[0][i][:1].isdigit()
+        shown.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
         shown.add_row(*row)
     _stdout().print(shown, markup=False, highlight=False)

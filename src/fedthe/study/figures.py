@@ -478,26 +478,17 @@ _PROBING = _PAPER | {"methods": ["probe_lp", "probe_ft", "probe_lpft"], "dirichl
 
 _LEAK = _PAPER | {"methods": ["fedavg", "fedavg_ft", "fedthe"]}
 
+
+def _curves(title: str, **settings: Any) -> Figure:
+    return Figure(title, _CURVES | settings, measure_curves, draw.draw_curves, fixed=False)
+
+
 FIGURES: dict[str, Figure] = {
     "gains": Figure("Accuracy gain over FedAvg + FT", _GAINS, measure_gains, draw.draw_gains, fixed=False),
-    "curves-dir0.1": Figure("Learning curves", _CURVES, measure_curves, draw.draw_curves, fixed=False),
-    "curves-dir1": Figure(
-        "Learning curves", _CURVES | {"dirichlet": 1.0}, measure_curves, draw.draw_curves, fixed=False
-    ),
-    "curves-500": Figure(
-        "Learning curves",
-        _CURVES | {"rounds": 500, "tests": ["mixture"]},
-        measure_curves,
-        draw.draw_curves,
-        fixed=False,
-    ),
-    "curves-1000": Figure(
-        "Learning curves",
-        _CURVES | {"rounds": 1000, "tests": ["mixture"]},
-        measure_curves,
-        draw.draw_curves,
-        fixed=False,
-    ),
+    "curves-dir0.1": _curves("Learning curves at Dir(0.1)"),
+    "curves-dir1": _curves("Learning curves at Dir(1.0)", dirichlet=1.0),
+    "curves-500": _curves("Learning curves over 500 rounds", rounds=500, tests=["mixture"]),
+    "curves-1000": _curves("Learning curves over 1,000 rounds", rounds=1000, tests=["mixture"]),
     "alpha-beta": Figure("FedTHE's accuracy by alpha and beta", _FEDTHE, measure_alpha_beta, draw.draw_alpha_beta),
     "interpolation-heads": Figure(
         "Global and personal head mixed by a fixed e", _FEDTHE, measure_head_interpolation, draw.draw_interpolation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .. import records
@@ -39,6 +40,17 @@ def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str,
         "cases": [describe_case(case, results) for case, results in done],
         "environment": records.read_json(done[0][1].folder / "environment.json"),
     }
+
+
+def read_record(table: Table, folder: Path) -> dict[str, Any]:
+    """What `make_record` gave, from a file that was written with it."""
+    path = folder / f"{table.id}.json"
+    record = records.read_json(path)
+    if record is None:
+        raise InputError(f"{path} does not exist; run `fedthe table {table.id} --save {folder}`.")
+    if not isinstance(record, dict) or (record.get("id"), record.get("format")) != (table.id, FORMAT):
+        raise InputError(f"{path} is no record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
+    return record
 
 
 def score(results: Results) -> dict[str, dict[str, Cell]]:

@@ -35,7 +35,7 @@ def _say_cell(ours: Sequence[float] | None, paper: Sequence[float] | None) -> st
 
 def list_remarks(record: Mapping[str, Any]) -> list[str]:
     """What a reader of the numbers must know."""
-    remarks = [f"{column} is {name}." for column, name in record["names"].items()]
+    remarks = [f"{column} is {name.removeprefix(column).strip(' ()')}." for column, name in record["names"].items()]
     apart = [column for column in record["columns"] if column not in record["compared"]]
     if apart and len(apart) < len(record["columns"]):
         named = ", ".join(SHORT.get(column, column) for column in apart)
