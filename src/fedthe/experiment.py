@@ -40,7 +40,7 @@ from .text import find_nearest
 from .tree import Tree
 
 T = TypeVar("T")
-_get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
+get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
 FORMAT = 2  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
@@ -219,7 +219,7 @@ def _train_all(
 
 def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
     """The methods, and the federation of every seed. Whatever is wrong with the settings is refused here."""
-    engine = _get_engine(config.engine, config.device, config.precision)
+    engine = get_engine(config.engine, config.device, config.precision)
     make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))

@@ -23,7 +23,7 @@ from ..data.pool import Dataset
 from ..engine.evaluate import Scores, score
 from ..engine.visit import Question
 from ..errors import Failed, InputError
-from ..experiment import Deployed, Results, deploy_all, name_shift, run
+from ..experiment import Deployed, Results, deploy_all, get_engine, name_shift, run
 from ..methods.base import Answers, Method, Predictor, Views
 from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
@@ -422,10 +422,14 @@ def measure_probing(config: Config) -> dict[str, Any]:
     """Percent right by way of fine-tuning: the extractor saw the first half of the classes, clients hold the others."""
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     seen = range(len(dataset.pool.classes) // 2)
+    if (config.width, config.head_layers) != (1, 1):
+        raise InputError("probing takes networks as they are; leave width and head_layers out.")
+    engine = get_engine(config.engine, config.device, config.precision)
     found: dict[str, list[Found]] = {}
     for seed in config.seeds:
+        settings, training = config.settings(seed), config.training
         table = compare_probing(
-            dataset, seen, config.settings(seed), config.training, net=config.net, samples=config.samples
+            dataset, seen, settings, training, net=config.net, samples=config.samples, engine=engine
         )
         for mode, scores in table.items():
             for test, value in scores.items():
