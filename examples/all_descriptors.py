@@ -3,7 +3,7 @@
 By Algorithm 1 of the paper it is the mean over the clients of the last round. With 2 of 20 in a round that says little
 about all of them. Here the same trained models answer once with it and once with the mean over all clients.
 
-    python examples/all_descriptors.py 0        # the seed; CIFAR-10, 100 rounds: half an hour on a CPU, seconds on a GPU
+    python examples/all_descriptors.py 0        # the seed; half an hour on a CPU
 """
 
 from __future__ import annotations
