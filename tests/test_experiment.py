@@ -103,10 +103,34 @@ def test_kept_rounds_are_the_runs_of_so_many_rounds(data, tmp_path, monkeypatch)
             assert kept.table() == alone.table()
 
 
+def test_a_damaged_shorter_training_is_passed_over(data, tmp_path):
+    out = tmp_path / "run"
+    for rounds in (1, 2):
+        fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL | {"rounds": rounds})
+    (two,) = out.glob("trainings/*-2.safetensors")
+    two.write_bytes(two.read_bytes()[:100])
+    longer = fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL | {"rounds": 3})
+    whole = fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 3})
+    assert longer.table() == whole.table()
+
+
+def test_facts_and_answers_that_make_no_sense_are_made_again(data, tmp_path):
+    out = tmp_path / "run"
+    first = fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL)
+    (answers,), (facts,) = out.glob("answers/*.json"), out.glob("trainings/*.json")
+    answers.write_text('{"method": 1, "rows": [{}], "costs": {}}')
+    facts.write_text("[1]")
+    assert fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL).table() == first.table()
+    for keep in ([0], [2, 2]):
+        with pytest.raises(InputError, match="keep must name rounds from 1"):
+            Config(keep=tuple(keep))
+
+
 def test_a_longer_run_leaves_the_clients_file_of_the_shorter_alone(data, tmp_path, monkeypatch):
     """Where states are too much for memory, both have a file, and the longer training writes only to its own."""
     from fedthe.engine import clients
 
+    # and a shorter one whose file is gone is passed over
     start = clients.Clients.start
     always_on_file = lambda first, count, file=None, budget=0: start(first, count, file, 0)  # noqa: E731
     monkeypatch.setattr(clients.Clients, "start", always_on_file)
@@ -120,6 +144,10 @@ def test_a_longer_run_leaves_the_clients_file_of_the_shorter_alone(data, tmp_pat
     whole = fedthe.run(dataset=data, methods=["ditto"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 5})
     assert longer.table() == whole.table()
     assert fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL).table() == first.table()
+    for path in [file, *out.glob("trainings/*-5.*")]:
+        path.unlink()
+    again = fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL | {"rounds": 5})
+    assert again.table() == whole.table()
 
 
 def test_methods_that_share_a_training_train_once():
@@ -218,7 +246,8 @@ def test_words_change_a_file_and_lists_are_split(tmp_path):
     assert (config.name, config.rounds, config.dirichlet) == ("mine", 7, 1.0)
     assert (config.methods, config.seeds) == (("fedthe", "fedavg"), (0, 1, 2))
     assert config.hyper == {"fedthe": {"alpha": 0.3, "beta": 0.2}}
-    assert read_config(path, ["lr=none", "natural=none"]).lr is None
+    assert read_config(path, ["lr=none"]).lr is None
+    assert read_config(path, ["natural=none"]).natural == "none"  # no shift, not whatever is at hand
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_reshuffled_training_is_federated_averaging_on_other_rows_each_round(set
 def test_both_ways_are_measured_and_drawn(settings, tmp_path):
     measured = measure_figure("leak", **settings | {"seeds": [0, 1], "methods": ["fedavg", "fedthe"]})
     data = measured["data"]
-    assert list(data) == ["frozen", "reshuffled"]
+    assert list(data) == ["frozen", "reshuffled", "gains"]
     assert list(data["frozen"]) == list(data["reshuffled"]) == ["fedavg", "fedthe"]
     import fedthe
 
@@ -81,5 +81,7 @@ def test_both_ways_are_measured_and_drawn(settings, tmp_path):
     for method, cells in results.table().items():
         for test, mean in cells.items():
             assert data["frozen"][method][test]["mean"] == pytest.approx(mean)
+            gain = data["reshuffled"][method][test]["mean"] - data["frozen"][method][test]["mean"]
+            assert data["gains"][method][test]["mean"] == pytest.approx(gain)
     draw_figure(measured, tmp_path / "leak.png")
     assert (tmp_path / "leak.png").stat().st_size > 10_000

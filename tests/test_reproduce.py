@@ -10,7 +10,7 @@ from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Mach
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
 from fedthe.study.bill import Bill, bill_tables
-from fedthe.study.reproduce import find_comparable, reproduce
+from fedthe.study.reproduce import find_comparable, list_changes, reproduce
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
 from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
 
@@ -53,28 +53,33 @@ def test_a_record_holds_what_runs_gave_and_all_they_came_from(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pool", "natural", "compared"),
+    ("dataset", "natural", "compared"),
     [
         ("cifar10", {"natural": "cifar10.1-v6"}, ["original", "corrupted", "ooc", "natural", "mixture"]),
-        ("cifar10", {"natural": "Tiny-ImageNet"}, ["original", "corrupted", "ooc"]),
+        ("cifar10:folder", {"natural": "Tiny-ImageNet"}, ["original", "corrupted", "ooc"]),
         ("cifar10", {}, ["original", "corrupted", "ooc"]),
-        ("glyphs", {"natural": "cifar10.1-v6"}, []),
+        ("npz:cifar10.npz", {"natural": "cifar10.1-v6"}, []),
     ],
 )
-def test_only_what_was_measured_on_the_papers_data_is_compared(pool, natural, compared, tmp_path):
-    manifest = {"pool": {"name": pool}, "natural": {test: {"name": name} for test, name in natural.items()}}
-    (tmp_path / "manifest-0.json").write_text(json.dumps(manifest))
+def test_only_what_was_measured_on_the_papers_data_is_compared(dataset, natural, compared):
+    class Results:
+        pools = natural
 
-    class Run:
-        folder, manifests = tmp_path, {0: ""}
+    for name in ("main-dir0.1", "ablation"):
+        table = find_table(name)
+        (case,) = plan_cases(table, dataset=dataset)
+        columns = [column for column in table.columns if column != "natural" or natural]
+        found = find_comparable(table, [(case, Results())], columns)
+        assert [column for column in found if column != "average_over_tests"] == compared
+        assert ("average_over_tests" in found) == (name == "ablation" and len(compared) == 5)
 
-    (case,) = plan_cases(find_table("main-dir0.1"))
-    columns = [test for test in find_table("main-dir0.1").columns if test != "natural" or natural]
-    assert find_comparable(find_table("main-dir0.1"), [(case, Run())], columns) == compared
-    averaged = find_table("ablation")
-    (case,) = plan_cases(averaged)
-    found = find_comparable(averaged, [(case, Run())], [c for c in averaged.columns if c != "natural" or natural])
-    assert ("average_over_tests" in found) == (len(compared) == 5)
+
+def test_settings_that_are_not_the_papers_are_named():
+    table = find_table("main-dir0.1")
+    whole = {"seeds": [0, 1, 2], "out": "elsewhere", "device": "cpu", "keep": [3], "natural": "none"}
+    assert list_changes(table, [(case, None) for case in plan_cases(table, ["fedthe"], **whole)]) == {}
+    changed = list_changes(table, [(case, None) for case in plan_cases(table, rounds=3, seeds=[0], net="cct4")])
+    assert changed == {"seeds": [(0,), (0, 1, 2)], "net": ["cct4", "cnn"], "rounds": [3, 100]}
 
 
 def test_ours_stands_over_the_papers_and_the_difference():
@@ -83,6 +88,7 @@ def test_ours_stands_over_the_papers_and_the_difference():
         "columns": ["original", "natural"],
         "rows": {"fedthe": {"original": [86.04, 3.1], "natural": [70.0, 1.0]}},
         "compared": ["original"],
+        "changed": {"rounds": [3, 100], "seeds": [[0], [0, 1, 2]]},
         "names": {"natural": "natural (Tiny-ImageNet, 7 classes)"},
         "cases": [{"failures": {"ditto, seed 1": "it diverged"}}],
     }
@@ -93,6 +99,7 @@ def test_ours_stands_over_the_papers_and_the_difference():
     assert list_remarks(record) == [
         "natural is Tiny-ImageNet, 7 classes.",
         "Not the paper's data, so not compared: natural.",
+        "Not the paper's settings: rounds 3 (100), seeds 0 (0,1,2).",
         "failed: ditto, seed 1: it diverged",
     ]
 
@@ -156,6 +163,11 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     [
         (["main-dir0.2"], "did you mean main-dir0.1?"),
         (["main-dir0.1", "--all"], "not both"),
+        (["rounds=3"], "name a table"),
+        (["--seeds", "0"], "name a table"),
+        (["main-dir0.1", "methods=fedte"], "did you mean fedthe?"),
+        (["severity-mixture-dir1", "severity=2"], "leave severity and tests out"),
+        (["--all", "dataset=npz:nofile.npz"], "nofile.npz"),
         (["main-dir0.1", "--methods", "fedte"], "did you mean fedthe?"),
         (["main-dir0.1", "--seeds", "a"], "seeds must be a whole number"),
         (["main-dir0.1", "round=3"], "did you mean rounds?"),
@@ -174,6 +186,20 @@ def test_a_table_of_which_nothing_could_be_measured_is_refused(data, tmp_path):
     cases = plan_cases(table, ["fedavg"], out=str(tmp_path / "r"), lr=1e30, **data, **SMALL)
     with pytest.raises(InputError, match=r"nothing of main-dir0\.1 could be measured: .* not finite"):
         reproduce(table, cases)
+
+
+def test_trainings_are_those_that_the_bill_counts(data, tmp_path):
+    """A part of the test rows and another severity train nothing anew; a part of the training rows does."""
+    out = tmp_path / "runs"
+    trained = []
+    for name, more in (("test-size1-dir1", {}), ("test-size0.5-dir1", {}), ("severity-mixture-dir1", {"samples": 3})):
+        table = find_table(name)
+        reproduce(table, plan_cases(table, ["fedthe"], out=str(out), **data, **SMALL | more))
+        trained.append(len(list(out.glob("trainings/*.safetensors"))))
+    assert trained == [2, 2, 2]  # of two seeds
+    names = ["test-size1-dir1", "test-size0.5-dir1", "severity-mixture-dir1", "train-size0.5-dir1"]
+    bills = bill_tables([(find_table(name), ["fedthe"]) for name in names], None, seeds=[0, 1])
+    assert [bill.trainings for bill in bills.values()] == [2, 0, 0, 2]
 
 
 def test_an_imagenet_table_runs_on_files_in_its_format(fedthe, home, tmp_path, monkeypatch):
@@ -225,6 +251,13 @@ def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     assert (tmp_path / "figures/weights.png").read_bytes() == first
     assert "does not hold alpha-beta" in fedthe("figure", "alpha-beta", "--redraw", exits=2).err
     assert "did you mean weights?" in fedthe("figure", "weight", exits=2).err
+    assert "name a figure" in fedthe("figure", "--redraw", exits=2).err
+    (tmp_path / "figures/leak.json").write_text('{"id": "leak"}')
+    assert "does not hold leak" in fedthe("figure", "leak", "--redraw", exits=2).err
+    assert "and another" in fedthe("figure", "gains", *words, "methods=fedavg_ft", exits=2).err
+    said = fedthe("figure", "leak", *words, "seeds=0", "methods=fedavg", "lr=1e30", exits=1).err
+    assert said.splitlines()[-1] == "fedthe: an answer to 0/original/0 is not finite."
+    assert "Traceback" not in said
     assert "interpolation-heads" in fedthe("figure").out
 
 

@@ -50,7 +50,7 @@ def test_cells_come_from_the_right_case_and_averages_are_over_tests():
     scores = {test: (float(i), 0.5) for i, test in enumerate(table.tests)}
     filled = fill_table(table, [(case, {"ablation_9": scores})])
     assert list(filled) == ["(9) (8) with SLW = fedthe"]
-    assert filled["(9) (8) with SLW = fedthe"][AVERAGE] == (2.0, pytest.approx(np.std(range(5))))
+    assert filled["(9) (8) with SLW = fedthe"][AVERAGE] == (2.0, pytest.approx(np.std(range(5), ddof=1)))
     table = find_table("severity-corrupted-dir1")
     cases = plan_cases(table, ["fedthe"])
     found = [(case, {"fedthe": {"corrupted": (float(i), 0.0), "mixture": (-1.0, 0.0)}}) for i, case in enumerate(cases)]
@@ -79,3 +79,19 @@ def test_fractions_cut_training_and_test_rows_and_nothing_else(dataset):
     assert any("0.75" in note for note in less.notes)
     with pytest.raises(InputError, match="train_fraction must be above 0"):
         Settings(train_fraction=0)
+
+
+def test_averages_deviate_as_the_papers_do():
+    """Its ± of an average is the deviation of a sample of tests: all ImageNet rows agree, and all but two others."""
+    for name, agree in (("imagenet-dir1", 7), ("imagenet-dir0.1", 7), ("ablation", 14)):
+        table = find_table(name)
+        found = 0
+        for row in table.rows:
+            means = [table.rows[row][test][0] for test in table.tests]
+            found += abs(np.std(means, ddof=1) - table.rows[row][AVERAGE][1]) < 0.06
+        assert found == agree
+
+
+def test_severities_are_not_to_be_changed():
+    with pytest.raises(InputError, match="leave severity and tests out"):
+        plan_cases(find_table("severity-mixture-dir1"), severity=3)

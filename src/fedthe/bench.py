@@ -39,8 +39,8 @@ from .engine.memory import wait
 from .engine.pick import Kind, Precision, pick_engine
 from .engine.shards import Shards
 from .engine.train import deploy_some, start_from, train_round
-from .engine.visit import Diverged, Engine, Failed, Progress, Question, Run, Training
-from .errors import InputError
+from .engine.visit import Diverged, Engine, Progress, Question, Run, Training
+from .errors import Failed, InputError
 from .methods.base import Method
 from .methods.fedthe import FedTHE, FedTHEPlus, TwoHeads, mean_feature
 from .methods.finetune import FineTune

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from .errors import InputError
+from .errors import Failed, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,15 +65,17 @@ def main() -> None:
         app()
     except InputError as error:
         _refuse(str(error))
+    except Failed as error:
+        _refuse(f"{error}.", code=1)
     except OSError as error:  # a disk that is full, a folder that may not be read
         _refuse(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
     except MemoryError:
         _refuse("there is not enough memory for this; use fewer or smaller images.")
 
 
-def _refuse(sentence: str) -> NoReturn:
+def _refuse(sentence: str, code: int = 2) -> NoReturn:
     print(f"fedthe: {' '.join(sentence.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _say_version(asked: bool) -> None:
@@ -182,11 +184,14 @@ def table(
         words, id = [id, *(words or [])], None
     if every and id is not None:
         raise InputError("name a table or say --all, not both.")
+    given = {"methods": methods, "seeds": seeds, "rounds": rounds}
+    words = [*(f"{key}={value}" for key, value in given.items() if value is not None), *(words or ())]
     if not every and id is None:
+        if words or plan or save or show:
+            raise InputError("name a table, or say --all; `fedthe table` lists them.")
         return _list_tables(as_json)
-    given = [f"{key}={value}" for key, value in (("seeds", seeds), ("rounds", rounds)) if value is not None]
-    settings = read_words([*given, *(words or ())]) | {"out": str(out)}
-    rows = methods.split(",") if methods else []
+    settings = {"out": str(out)} | read_words(words)
+    rows = settings.pop("methods", [])
     tables = pick_tables(rows) if every else [(find_table(str(id)), rows)]
     if plan:
         return _print_bills(tables, settings, as_json)
@@ -195,8 +200,10 @@ def table(
     if save:
         make_folder(save)  # what cannot be written is refused before the long part
     for each, some in tables:
-        dataset = settings.get("dataset", each.setting["dataset"])
-        if every and not _is_at_hand(dataset):
+        if save and (save / f"{each.id}.json").is_dir():
+            raise InputError(f"{save / f'{each.id}.json'} is a folder; name another place to save in.")
+        dataset = each.setting["dataset"]
+        if every and "dataset" not in settings and not _is_at_hand(dataset):
             print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
         else:
             _reproduce(each, some, settings, save, as_json)
@@ -273,7 +280,10 @@ def _print_record(table: PaperTable, record: dict[str, Any], as_json: bool) -> N
     if as_json:
         print(json.dumps(record))
         return
-    _print_grid(*lay_out(table, record), title=f"{table.id}: {table.title}\nours ± over seeds; the paper's, difference")
+    _print_grid(
+        *lay_out(table, record),
+        title=f"{table.id}: {table.title}\nours ± over seeds, an average ± over tests; the paper's, difference",
+    )
     for remark in list_remarks(record):
         _stdout().print(remark, soft_wrap=True, markup=False, highlight=False)
 
@@ -319,15 +329,18 @@ def figure(
     from .store import make_folder, write_json
     from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
 
-    if id is None:
+    if id is None and not redraw:
         return _print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()])
+    if id is None or "=" in id:
+        raise InputError("name a figure; `fedthe figure` lists them.")
     find_figure(id)
-    settings = read_words(words or ()) | {"out": str(out)}
+    settings = {"out": str(out)} | read_words(words or ())
     make_folder(save)
     path = save / f"{id}.json"
     if redraw:
         measured = read_json(path)
-        if not isinstance(measured, dict) or measured.get("id") != id:
+        whole = isinstance(measured, dict) and {"title", "config", "tests", "data"} <= measured.keys()
+        if not whole or measured["id"] != id:
             raise InputError(f"{path} does not hold {id}; leave --redraw out to measure it.")
     else:
         with _resumable(), _bars():
@@ -418,16 +431,21 @@ def _bars() -> Iterator[None]:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     remark = TextColumn("{task.fields[remark]}", markup=False)
-    with Progress(*columns, remark, console=_stderr()) as bars:
-        tasks: dict[str, TaskID] = {}
+    bars = Progress(*columns, remark, console=_stderr())
+    tasks: dict[str, TaskID] = {}
 
-        def listen(what: str, done: int, total: int, remark: str) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, remark="")
-            bars.update(tasks[what], completed=done, total=total, remark=remark)
+    def listen(what: str, done: int, total: int, remark: str) -> None:
+        bars.start()  # not before there is something to show: a refusal is one line
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, remark="")
+        bars.update(tasks[what], completed=done, total=total, remark=remark)
 
+    try:
         with listening(listen):
             yield
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def _print_results(results: Results, as_json: bool) -> None:

@@ -75,6 +75,8 @@ class Config:
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) != len(values)):
                 raise InputError(f"{name} must name at least one, and each only once, but it is {_show(values)}.")
+        if len(set(self.keep)) != len(self.keep) or min(self.keep, default=1) < 1:
+            raise InputError(f"keep must name rounds from 1, and each only once, but it is {_show(self.keep)}.")
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
         if not (0 <= self.checkpoint_seconds < float("inf")):
@@ -121,7 +123,8 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
         if key.startswith("hyper."):
             _put_hyper(values, key, _guess(value))
         else:
-            values[key] = _from_text(value, _hint(key))
+            # natural=none is a word of its own: no shift; without it, whatever is at hand
+            values[key] = value if key == "natural" else _from_text(value, _hint(key))
     return values
 
 

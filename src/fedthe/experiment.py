@@ -27,8 +27,8 @@ from .engine.memory import measure_peak
 from .engine.pick import pick_engine
 from .engine.shards import Shards
 from .engine.train import deploy_some, start, train_together
-from .engine.visit import Diverged, Engine, Failed, Progress, Question, Run
-from .errors import InputError
+from .engine.visit import Diverged, Engine, Progress, Question, Run
+from .errors import Failed, InputError
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe
 from .methods.fedthe import HeadEnsemble
@@ -40,8 +40,8 @@ from .text import find_nearest
 from .tree import Tree
 
 T = TypeVar("T")
-_get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
-FORMAT = 1  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
+get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
+FORMAT = 2  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class Results:
     notes: tuple[str, ...]
     manifests: Mapping[int, str]  # by seed: the hash of who held which rows
     names: Mapping[str, str]  # of natural tests in front of people: by the pool that they come from
+    pools: Mapping[str, str]  # by natural test: the name of its pool
+    environment: Mapping[str, Any]
     folder: Path
     seconds: float
 
@@ -127,34 +129,35 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     for name in ("results.jsonl", "results.parquet", "summary.json", "trainings.json"):
         (folder / name).unlink(missing_ok=True)  # they may be of other settings; what they came from stays
     store.write_json(folder / "config.json", config.as_dict())
-    store.write_json(folder / "environment.json", records.describe_environment(engine.device))
+    environment = records.describe_environment(engine.device)
+    store.write_json(folder / "environment.json", environment)
     for work in works:
         store.write_json(folder / f"manifest-{work.run.seed}.json", work.federation.manifest)
     answers: list[dict[str, Any]] = []
     failures: dict[str, str] = {}
     trainings: dict[str, dict[str, Any]] = {}
-    for trained, served in group_by_training(methods).items():
-        for some in _split(works, engine.together):
-            for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
-                seed, key = work.run.seed, work.key_of(trained)
-                trainings[key] = {"seed": seed, "methods": list(served)}
-                if isinstance(outcome, Failed):
-                    failures |= {f"{name}, seed {seed}": str(outcome) for name in served}
-                    trainings[key]["failed"] = str(outcome)
-                    continue
-                trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
-                for name, method in served.items():
-                    try:
-                        answers.append(work.answer(name, method, key, outcome))
-                    except Failed as error:
-                        failures[f"{name}, seed {seed}"] = str(error)
+    for trained, served, work, outcome in _train_all(methods, works):
+        seed, key = work.run.seed, work.key_of(trained)
+        trainings[key] = {"seed": seed, "methods": list(served)}
+        if isinstance(outcome, Failed):
+            failures |= {f"{name}, seed {seed}": str(outcome) for name in served}
+            trainings[key]["failed"] = str(outcome)
+            continue
+        trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
+        for name, method in served.items():
+            try:
+                answers.append(work.answer(name, method, key, outcome))
+            except Failed as error:
+                failures[f"{name}, seed {seed}"] = str(error)
     rows = tuple(Row(**row) for answer in answers for row in answer["rows"])
     costs = {answer["method"]: answer["costs"] for answer in answers}
     notes = tuple(dict.fromkeys(note for work in works for note in work.federation.notes))
     manifests = {work.run.seed: work.federation.manifest_hash for work in works}
-    names = {test: name_shift(test, pool) for test, pool in works[0].federation.dataset.natural.items()}
+    natural = works[0].federation.dataset.natural
+    names = {test: name_shift(test, pool) for test, pool in natural.items()}
+    pools = {test: pool.name for test, pool in natural.items()}
     seconds = time.perf_counter() - began
-    results = Results(rows, costs, failures, trainings, notes, manifests, names, folder, seconds)
+    results = Results(rows, costs, failures, trainings, notes, manifests, names, pools, environment, folder, seconds)
     records.write_results(folder, [asdict(row) for row in rows])
     store.write_json(folder / "trainings.json", trainings)
     store.write_json(folder / "summary.json", results.summary())
@@ -196,21 +199,27 @@ def deploy_all(config: Config) -> Iterator[Deployed]:
 
     Where a run only answers, this gives the models themselves.
     """
-    methods, works = _prepare(config)
-    clients = range(config.clients)
+    for _, served, work, outcome in _train_all(*_prepare(config)):
+        if isinstance(outcome, Failed):
+            raise Failed(f"{next(iter(served))}, seed {work.run.seed}: {outcome}")
+        for name, method in served.items():
+            states = deploy_some(method, work.run, config.training, outcome, work.engine, range(config.clients))
+            yield Deployed(name, method, work.federation, work.run, states, work.engine, work.tests)
+
+
+def _train_all(
+    methods: Mapping[str, Method], works: Sequence[_Work]
+) -> Iterator[tuple[Method, dict[str, Method], _Work, Progress | Diverged]]:
+    """Every training that methods need, on every seed: whom it serves, and what came of it."""
     for trained, served in group_by_training(methods).items():
         for some in _split(works, works[0].engine.together):
             for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
-                if isinstance(outcome, Failed):
-                    raise outcome
-                for name, method in served.items():
-                    states = deploy_some(method, work.run, config.training, outcome, work.engine, clients)
-                    yield Deployed(name, method, work.federation, work.run, states, work.engine, work.tests)
+                yield trained, served, work, outcome
 
 
 def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
     """The methods, and the federation of every seed. Whatever is wrong with the settings is refused here."""
-    engine = _get_engine(config.engine, config.device, config.precision)
+    engine = get_engine(config.engine, config.device, config.precision)
     make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
@@ -322,8 +331,10 @@ class _Checkpoint:
 
     @property
     def seconds(self) -> float:
-        """Spent on it so far."""
-        return float((records.read_json(self.facts) or {}).get("seconds") or 0.0)
+        """Spent on it so far; 0 where nobody knows."""
+        facts = records.read_json(self.facts)
+        spent = facts.get("seconds") if isinstance(facts, dict) else None
+        return float(spent) if isinstance(spent, int | float) else 0.0
 
     def save(self, reached: Progress, seconds: float) -> None:
         records.save_progress(self.path, reached)
@@ -335,6 +346,8 @@ def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> lis
     engine, config = works[0].engine, works[0].config
     files = [work.checkpoint(method, served) for work in works]
     begun = [work.begin(method, file) for work, file in zip(works, files, strict=True)]
+    for work, file, reached in zip(works, files, begun, strict=True):
+        work.keep(method, file, reached)  # what was stopped before it was kept
     spent, began = [file.seconds for file in files], time.perf_counter()
     unsaved: dict[int, Progress] = {}
     saved = [time.monotonic()] * len(works)
@@ -348,17 +361,26 @@ def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> lis
     def after_round(r: int, reached: Progress) -> None:
         unsaved[r] = reached
         tell(what, reached.round, config.rounds, f"loss {reached.losses[-1]:.3f}")
-        kept = reached.round in config.keep and reached.round < config.rounds
-        if kept or reached.round == config.rounds or time.monotonic() - saved[r] >= config.checkpoint_seconds:
+        wanted = reached.round == config.rounds or reached.round in config.keep
+        if wanted or time.monotonic() - saved[r] >= config.checkpoint_seconds:
             save(r, reached)
-        if kept:
-            records.copy_progress(files[r].path, works[r].place_of(method, reached.round))
+            works[r].keep(method, files[r], reached)
 
     try:
         return train_together(method, [work.run for work in works], config.training, begun, engine, after_round)
     finally:
         for r, reached in list(unsaved.items()):
             save(r, reached)  # the last good round of what diverged or was stopped, to look at or to go on from
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a file holds what `_Work.answer` wrote."""
+    if not (isinstance(value, dict) and {"method", "rows", "costs"} <= value.keys()):
+        return False
+    try:
+        return all(Row(**row) for row in value["rows"])
+    except TypeError:
+        return False
 
 
 def _split(items: Sequence[T], most: int) -> list[Sequence[T]]:
@@ -397,11 +419,7 @@ class _Work:
     def begin(self, method: Method, checkpoint: _Checkpoint) -> Progress:
         """Where this training was; or where the furthest one of fewer rounds was; or the start."""
         if not checkpoint.path.exists():
-            others = checkpoint.path.parent.glob(f"{self._path_of(method)}-*.safetensors")
-            reached = {path: records.read_round(path) for path in sorted(others)}
-            shorter = [path for path, number in reached.items() if number <= self.config.rounds]
-            if shorter:
-                records.copy_progress(max(shorter, key=lambda path: reached[path]), checkpoint.path)
+            self._adopt_shorter(method, checkpoint.path)
         found = records.load_progress(checkpoint.path, self.engine.device)
         clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
         if found and len(found.mine) != clients:
@@ -409,6 +427,25 @@ class _Work:
                 f"{checkpoint.path} has {len(found.mine)} clients, not {clients}; delete it to train again."
             )
         return found or start(method, clients, self.run.seed, self.engine.device, file)
+
+    def keep(self, method: Method, checkpoint: _Checkpoint, reached: Progress) -> None:
+        """A checkpoint of this round stays, if it is one of those to keep."""
+        place = self.place_of(method, reached.round)
+        if reached.round in self.config.keep and reached.round < self.config.rounds and not place.exists():
+            records.copy_progress(checkpoint.path, place)
+
+    def _adopt_shorter(self, method: Method, path: Path) -> None:
+        """The furthest training of fewer rounds that is whole becomes the beginning of this one."""
+        others = path.parent.glob(f"{self._path_of(method)}-*.safetensors")
+        reached = {other: records.read_round(other) for other in sorted(others)}
+        shorter = {other: number for other, number in reached.items() if 0 <= number <= self.config.rounds}
+        for other in sorted(shorter, key=lambda other: -shorter[other]):
+            records.copy_progress(other, path)
+            try:
+                records.load_progress(path)
+                return
+            except InputError:  # damaged; the next one, or the start
+                records.delete_progress(path)
 
     def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
         """Deploy the method on every client and let it answer every test, unless that was done before."""
@@ -418,8 +455,8 @@ class _Work:
         path = self.folder / "answers" / f"{name}-{seed}-{key}.json"
         samples_path = self.folder / "samples" / f"{path.stem}.npz"
         done = records.read_json(path)
-        if isinstance(done, dict) and {"method", "rows", "costs"} <= done.keys() and samples_path.exists():
-            return done
+        if _is_answer(done) and samples_path.exists():
+            return dict(done)
         clients, peak = range(len(self.run.shards)), 0.0
         answered: dict[tuple[str, int], tuple[Row, dict[str, np.ndarray]]] = {}
         for some in _split(clients, self.engine.together):

@@ -28,6 +28,7 @@ from .engine.clients import Clients
 from .engine.visit import Progress
 from .errors import InputError
 
+PARTS = (".clients", ".json", ".safetensors")  # the files of a training, the one that counts last
 LINK = "fedthe.links"  # the metadata key under which tensors that several names share are listed
 
 
@@ -82,22 +83,27 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
 
 
 def read_round(path: Path) -> int:
-    """How many rounds the training of a checkpoint has behind it."""
+    """How many rounds the training of a checkpoint has behind it; -1 where it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             return int(json.loads(file.metadata()["fedthe"])["round"])
-    except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
-        raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError):
+        return -1
 
 
 def copy_progress(path: Path, to: Path) -> None:
     """A training of fewer rounds as the beginning of a longer one. The checkpoint comes last: it counts."""
-    for suffix in (".clients", ".json", ".safetensors"):
+    for suffix in PARTS:
         if path.with_suffix(suffix).exists():
             with store.whole_file(to.with_suffix(suffix)) as part:
                 shutil.copyfile(path.with_suffix(suffix), part)
+
+
+def delete_progress(path: Path) -> None:
+    for suffix in reversed(PARTS):
+        path.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def clients_file(path: Path) -> Path:

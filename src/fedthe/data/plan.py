@@ -186,7 +186,7 @@ class Federation:
     @cached_property
     def training_hash(self) -> str:
         """Stands for all that training sees: who trains on which rows, and the pixels of the pool."""
-        splits = [client["splits"] for client in self.manifest["clients"]]
+        splits = [(client["splits"]["train"], client["splits"]["val"]) for client in self.manifest["clients"]]
         return content_hash(splits, self.pool.digest)
 
     @cached_property

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..data.augment import augmix
+from ..errors import Failed
 from ..methods.base import Method, Views
 from ..tree import Tree
 from ..types import Shard, scale
-from .visit import Answered, Failed, Question
+from .visit import Answered, Question
 
 AHEAD = 16  # samples whose views are drawn together: half the cost of one by one
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from ..errors import InputError
+from ..errors import Failed, InputError
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
@@ -151,10 +151,6 @@ class Engine(Protocol):
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
         """deployed: states [clients, ...], with the clients' shards."""
-
-
-class Failed(Exception):
-    """An experiment that cannot go on; the others can."""
 
 
 class Diverged(Failed):

@@ -121,15 +121,8 @@ def draw_probing(measured: Measured, path: Path) -> None:
 
 def draw_leak(measured: Measured, path: Path) -> None:
     """Bars by test and method: what the leak adds."""
-    data = measured["data"]
-    bars = {}
-    for method, (name, colour) in _look_up(data["frozen"]).items():
-        pairs = {test: (cell, data["reshuffled"][method][test]) for test, cell in data["frozen"][method].items()}
-        more = {
-            test: {"mean": leaked["mean"] - frozen["mean"], "std": math.hypot(leaked["std"], frozen["std"])}
-            for test, (frozen, leaked) in pairs.items()
-        }
-        bars[name] = (colour, more)
+    gains = measured["data"]["gains"]
+    bars = {name: (colour, gains[method]) for method, (name, colour) in _look_up(gains).items()}
     _draw_bars(measured, bars, "points more than with frozen splits", path)
 
 
@@ -255,7 +248,8 @@ def draw_features(measured: Measured, path: Path) -> None:
     names |= {f"client {k}": (marker, "#777777") for marker, k in zip(MARKERS, clients, strict=False)}
     handles = [Line2D([], [], ls="", marker=marker, color=colour) for marker, colour in names.values()]
     _put_legend(figure, handles, list(names))
-    _finish(figure, measured, path, f"t-SNE, seed {data['seed']}")
+    shown = {**measured, "config": {**measured["config"], "seeds": [data["seed"]]}}
+    _finish(figure, shown, path, "t-SNE")
 
 
 def _embed(features: np.ndarray) -> np.ndarray:

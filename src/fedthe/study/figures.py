@@ -21,9 +21,9 @@ from ..config import Config, make_config
 from ..data import load_dataset
 from ..data.pool import Dataset
 from ..engine.evaluate import Scores, score
-from ..engine.visit import Failed, Question
-from ..errors import InputError
-from ..experiment import Deployed, Results, deploy_all, name_shift, run
+from ..engine.visit import Question
+from ..errors import Failed, InputError
+from ..experiment import Deployed, Results, deploy_all, get_engine, name_shift, run
 from ..methods.base import Answers, Method, Predictor, Views
 from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
@@ -173,8 +173,8 @@ def _run_whole(config: Config) -> Results:
 
 def measure_gains(config: Config) -> dict[str, Any]:
     """Percent right of every method, and how much more than the baseline's on the same seed."""
-    if BASELINE not in config.methods:
-        raise InputError(f"gains are over {BASELINE}; name it among the methods.")
+    if BASELINE not in config.methods or len(config.methods) < 2:
+        raise InputError(f"gains are over {BASELINE}; name it among the methods, and another.")
     rows = _run_whole(config).rows
     base = {(row.seed, row.test, row.client): row.accuracy for row in rows if row.method == BASELINE}
     accuracy: dict[str, Any] = {}
@@ -422,10 +422,14 @@ def measure_probing(config: Config) -> dict[str, Any]:
     """Percent right by way of fine-tuning: the extractor saw the first half of the classes, clients hold the others."""
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     seen = range(len(dataset.pool.classes) // 2)
+    if (config.width, config.head_layers) != (1, 1):
+        raise InputError("probing takes networks as they are; leave width and head_layers out.")
+    engine = get_engine(config.engine, config.device, config.precision)
     found: dict[str, list[Found]] = {}
     for seed in config.seeds:
+        settings, training = config.settings(seed), config.training
         table = compare_probing(
-            dataset, seen, config.settings(seed), config.training, net=config.net, samples=config.samples
+            dataset, seen, settings, training, net=config.net, samples=config.samples, engine=engine
         )
         for mode, scores in table.items():
             for test, value in scores.items():
@@ -443,14 +447,20 @@ def measure_probing(config: Config) -> dict[str, Any]:
 def measure_leak(config: Config) -> dict[str, Any]:
     """Percent right with frozen splits and with splits drawn anew in every round, by method."""
     frozen = list(deploy_all(config))
-    ways = {"frozen": frozen, "reshuffled": deploy_reshuffled(frozen, config)}
+    rates: dict[str, list[list[Found]]] = {method: [[], []] for method in config.methods}
+    for which, some in enumerate((frozen, deploy_reshuffled(frozen, config))):
+        for each in sorted(some, key=lambda each: each.seed):
+            rates[each.name][which] += _rate(each, config.samples)
     return {
-        way: {
-            method: average(found for each in some if each.name == method for found in _rate(each, config.samples))
-            for method in config.methods
-        }
-        for way, some in ways.items()
+        "frozen": {method: average(before) for method, (before, _) in rates.items()},
+        "reshuffled": {method: average(after) for method, (_, after) in rates.items()},
+        "gains": {method: average(_subtract(before, after)) for method, (before, after) in rates.items()},
     }
+
+
+def _subtract(before: Sequence[Found], after: Sequence[Found]) -> list[Found]:
+    """By stream, which are the same clients' in the same order."""
+    return [(test, seed, new - old) for (test, seed, old), (_, _, new) in zip(before, after, strict=True)]
 
 
 def _rate(deployed: Deployed, samples: int | None) -> list[Found]:

@@ -18,7 +18,8 @@ from ..data.partition import Split
 from ..data.plan import lay_out
 from ..engine.shards import Shards
 from ..engine.train import deploy_some, start, train_round
-from ..engine.visit import Failed, Progress, Run
+from ..engine.visit import Progress, Run
+from ..errors import Failed
 from ..experiment import Deployed, group_by_training
 from ..methods.base import Method
 from ..progress import tell

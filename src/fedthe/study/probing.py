@@ -12,14 +12,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from .. import tree
 from ..data.plan import Settings, build
 from ..data.pool import Dataset, Pool
 from ..engine.clients import Clients
-from ..engine.evaluate import answer_stream
+from ..engine.evaluate import score
 from ..engine.fit import Fit
+from ..engine.loop import Loop
 from ..engine.shards import Shards
 from ..engine.train import deploy
-from ..engine.visit import Progress, Training
+from ..engine.visit import Engine, Progress, Question, Training
 from ..errors import InputError
 from ..methods.base import Method
 from ..methods.probing import Probe
@@ -40,6 +42,7 @@ def compare_probing(
     net: str = "cnn",
     pretrain_epochs: int = 20,
     samples: int | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
     """Percent right by way of fine-tuning and test, the mean over clients; `seen` are the classes to pre-train on."""
     classes = len(dataset.pool.classes)
@@ -47,26 +50,30 @@ def compare_probing(
     if len(seen) < 2 or len(rest) < 2 or not all(0 <= c < classes for c in seen):
         raise InputError(f"seen must name at least two of the {classes} classes and leave two, but it is {list(seen)}.")
     _, size, _, channels = dataset.pool.images.shape
-    body = pretrain(keep_classes(dataset.pool, seen), net, training, settings.seed, pretrain_epochs)
+    engine = engine or Loop()
+    body = pretrain(keep_classes(dataset.pool, seen), net, training, settings.seed, pretrain_epochs, engine.device)
     others = {name: keep_classes(shift, rest) for name, shift in dataset.natural.items()}
     federation = build(Dataset(keep_classes(dataset.pool, rest), others), settings)
-    shards = Shards(federation)
+    shards = Shards(federation, engine.device)
     model = NETS[net](len(rest), channels, size)
-    shared = model.init(settings.seed) | {"body": body}
+    shared = tree.map_leaves(lambda leaf: leaf.to(engine.device), model.init(settings.seed) | {"body": body})
     progress = Progress(0, shared, Clients.start(shared, settings.clients))
+    asked = [
+        (test, Question(k, federation.images(some), (test, k)), federation.labels(some))
+        for test, streams in federation.tests.items()
+        for k, stream in enumerate(streams)
+        if stream is not None
+        for some in [stream.take(np.arange(min(len(stream), samples or len(stream))))]
+    ]
     table: dict[str, dict[str, float]] = {}
     for mode in track("probing", MODES):
         method = Probe(model, mode=mode)  # type: ignore[arg-type]
-        mine = deploy(method, shards, training, settings.seed, progress)
-        table[mode] = {}
-        for test, streams in federation.tests.items():
-            scores = []
-            for k, stream in enumerate(streams):
-                if stream is not None:
-                    some = stream.take(np.arange(min(len(stream), samples or len(stream))))
-                    images, labels = federation.images(some), federation.labels(some)
-                    scores.append(answer_stream(method, mine[k], shards[k], images, labels, (test, k)).accuracy)
-            table[mode][test] = 100 * float(np.mean(scores))
+        mine = deploy(method, shards, training, settings.seed, progress, engine)
+        answers = engine.answer(method, tree.stack(mine), shards[:], [question for _, question, _ in asked])
+        scores: dict[str, list[float]] = {}
+        for (test, question, labels), answered in zip(asked, answers, strict=True):
+            scores.setdefault(test, []).append(score(answered, labels, question.path).accuracy)
+        table[mode] = {test: 100 * float(np.mean(each)) for test, each in scores.items()}
     return table
 
 
@@ -80,13 +87,16 @@ def keep_classes(pool: Pool, classes: Sequence[int]) -> Pool:
     return Pool(pool.name, pool.images[kept], labels, tuple(pool.classes[c] for c in classes))
 
 
-def pretrain(pool: Pool, net: str, training: Training, seed: int, epochs: int) -> Tree:
+def pretrain(
+    pool: Pool, net: str, training: Training, seed: int, epochs: int, device: torch.device | str = "cpu"
+) -> Tree:
     """The body of a network trained centrally on a pool."""
     _, size, _, channels = pool.images.shape
     model = NETS[net](len(pool.classes), channels, size)
-    images, labels = torch.from_numpy(pool.images), torch.from_numpy(pool.labels)
-    counts, real = torch.bincount(labels).float(), torch.ones(len(labels), dtype=torch.bool)
+    images, labels = torch.from_numpy(pool.images).to(device), torch.from_numpy(pool.labels).to(device)
+    counts, real = torch.bincount(labels).float(), torch.ones(len(labels), dtype=torch.bool, device=device)
     shard = Shard(images, labels, real, counts, images[:0], labels[:0], real[:0])
     fit = Fit(training.optimizer, epochs, training.batch, training.flip, training.crop, (seed, "pretrain"), 0)
-    trained = fit(Method(model).loss, model.init(seed), shard)
+    start = tree.map_leaves(lambda leaf: leaf.to(device), model.init(seed))
+    trained = fit(Method(model).loss, start, shard)
     return dict(trained["body"])

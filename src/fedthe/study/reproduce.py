@@ -9,11 +9,15 @@ from typing import Any
 from .. import records
 from ..errors import InputError
 from ..experiment import Results, run
-from .tables import AVERAGE, Case, Cell, Table, fill_table
+from .tables import AVERAGE, Case, Cell, Table, fill_table, plan_cases
 
 FORMAT = 1
 # The paper's data, as our loaders name it: on another dataset no number is the paper's.
 PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "imagenet-r", "imagenet-v2"}}
+
+
+# Settings that may differ without making it another experiment: where and how it runs, and what is said elsewhere.
+FREE = {"name", "out", "engine", "device", "precision", "checkpoint_seconds", "keep", "methods", "dataset", "natural"}
 
 
 def reproduce(table: Table, cases: Sequence[Case]) -> dict[str, Any]:
@@ -36,9 +40,10 @@ def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str,
         "columns": columns,
         "names": {column: names[column] for column in columns if column in names},
         "compared": find_comparable(table, done, columns),
+        "changed": list_changes(table, done),
         "rows": {row: {column: [*cell] for column, cell in cells.items()} for row, cells in rows.items()},
         "cases": [describe_case(case, results) for case, results in done],
-        "environment": records.read_json(done[0][1].folder / "environment.json"),
+        "environment": dict(done[0][1].environment),
     }
 
 
@@ -60,19 +65,26 @@ def score(results: Results) -> dict[str, dict[str, Cell]]:
 
 def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns: Sequence[str]) -> list[str]:
     """The columns that were measured on what the paper measured on."""
-    results = done[0][1]
-    manifest = records.read_json(results.folder / f"manifest-{min(results.manifests)}.json")
+    case, results = done[0]
     dataset = table.setting["dataset"]
-    if manifest["pool"]["name"] != dataset or dataset not in PAPER_SHIFTS:
+    if case.config.dataset.partition(":")[0] != dataset or dataset not in PAPER_SHIFTS:
         return []
-    papers = PAPER_SHIFTS[dataset]
-    shifts = {test: pool["name"] for test, pool in manifest["natural"].items()}
+    papers, shifts = PAPER_SHIFTS[dataset], results.pools
     others = {test for test, shift in shifts.items() if shift not in papers}
     if set(shifts.values()) != papers:
         others.add("mixture")  # it has a part that is not the paper's, or lacks one
     tests = {column: test for case, _ in done for column, test in case.columns.items()}
     alike = [column for column in columns if column in tests and tests[column] not in others]
     return [*alike, AVERAGE] if AVERAGE in columns and len(alike) == len(columns) - 1 else alike
+
+
+def list_changes(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, list[Any]]:
+    """Settings that are not the paper's, by name: ours and the paper's."""
+    changed: dict[str, list[Any]] = {}
+    for (case, _), planned in zip(done, plan_cases(table), strict=True):
+        ours, papers = case.config.as_dict(), planned.config.as_dict()
+        changed |= {key: [ours[key], papers[key]] for key in ours if key not in FREE and ours[key] != papers[key]}
+    return changed
 
 
 def describe_case(case: Case, results: Results) -> dict[str, Any]:

@@ -42,9 +42,16 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
         remarks.append("Not the paper's data, so nothing is compared.")  # the paper's table, or one of ours
+    changed = [f"{name} {_show(ours)} ({_show(papers)})" for name, (ours, papers) in record["changed"].items()]
+    if changed:
+        remarks.append(f"Not the paper's settings: {', '.join(changed)}.")
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
+
+
+def _show(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def lay_out_list(tables: Iterable[Table]) -> Grid:

@@ -109,6 +109,8 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
     base = {key: table.setting[key] for key in KEYS if key in table.setting} | NETS[table.setting["model"]]
     base |= {key: table.setting[key] for key in ("train_fraction", "test_fraction") if key in table.setting}
     base |= {"methods": [method_of(row) for row in rows], "seeds": [0, 1, 2], **settings}
+    if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():
+        raise InputError(f"{table.id} is about severities 1 to 5 of one test; leave severity and tests out.")
     if not table.columns[0].startswith(SEVERITY):
         return [Case(make_config(base), {test: test for test in table.tests})]
     return [
@@ -163,5 +165,6 @@ def fill_table(
             filled[row] = {column: cells[column] for column in table.tests if column in cells}
             if AVERAGE in table.columns and len(filled[row]) == len(table.tests):
                 means = [mean for mean, _ in filled[row].values()]
-                filled[row][AVERAGE] = (statistics.mean(means), statistics.pstdev(means))
+                # of a sample, as the paper's numbers are; over seeds it is numpy's, of all there are
+                filled[row][AVERAGE] = (statistics.mean(means), statistics.stdev(means))
     return filled

@@ -1,0 +1,35 @@
+"""FedTHE where few clients take part: whose features should the global descriptor be the mean of?
+
+By Algorithm 1 of the paper it is the mean over the clients of the last round. With 2 of 20 in a round that says little
+about all of them. Here the same trained models answer once with it and once with the mean over all clients.
+
+    python examples/all_descriptors.py 0        # the seed; half an hour on a CPU
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from fedthe.config import make_config
+from fedthe.experiment import Deployed, deploy_all
+from fedthe.study.figures import answer, list_questions
+
+
+def rate(deployed: Deployed) -> dict[str, float]:
+    """Percent right by test, the mean over clients."""
+    asked = list_questions(deployed, samples=None)
+    scores: dict[str, list[float]] = {}
+    for each, score in zip(asked, answer(deployed, asked, deployed.method, deployed.states), strict=True):
+        scores.setdefault(each.test, []).append(100 * score.accuracy)
+    return {test: round(float(np.mean(each)), 1) for test, each in scores.items()}
+
+
+settings = {"dataset": "cifar10", "natural": "none", "participation": 0.1, "methods": ["fedthe"]}
+for deployed in deploy_all(make_config(settings | {"seeds": [int(sys.argv[1])], "out": "runs/descriptors"})):
+    print("the two of the last round", rate(deployed))
+    own = deployed.states["own_descriptor"]  # [clients, d]
+    of_all = {"descriptor": own.mean(0, keepdim=True).expand_as(own)}
+    print("all twenty", rate(replace(deployed, states=deployed.states | of_all)))
