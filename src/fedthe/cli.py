@@ -196,9 +196,10 @@ def table(
     if plan:
         return _print_bills(tables, settings, as_json)
     if show:
-        return _show_records([each for each, _ in tables], show, as_json)
+        return _show_records([each for each, _ in tables], show, as_json, every)
     if save:
         make_folder(save)  # what cannot be written is refused before the long part
+    done: dict[str, Any] = {}
     for each, some in tables:
         if save and (save / f"{each.id}.json").is_dir():
             raise InputError(f"{save / f'{each.id}.json'} is a folder; name another place to save in.")
@@ -206,7 +207,11 @@ def table(
         if every and "dataset" not in settings and not _is_at_hand(dataset):
             print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
         else:
-            _reproduce(each, some, settings, save, as_json)
+            done[each.id] = _reproduce(each, some, settings, save)
+            if not as_json:
+                _print_record(each, done[each.id])
+    if as_json:
+        print(json.dumps(done if every else done[str(id)]))
     return None
 
 
@@ -247,10 +252,14 @@ def _print_bills(tables: list[tuple[PaperTable, list[str]]], settings: dict[str,
         if kept.exists()
         else "unknown: run `fedthe bench --remember`"
     )
-    _stdout().print(f"Each line is what it adds to those above. Time here is {here}.", soft_wrap=True, markup=False)
+    _stdout().print(
+        f"Each line is what it adds to those above; what is there already is not taken off. Time here is {here}.",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
-def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], save: Path | None, as_json: bool) -> None:
+def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], save: Path | None) -> dict[str, Any]:
     from .store import write_json
     from .study.reproduce import reproduce
     from .study.tables import plan_cases
@@ -260,26 +269,27 @@ def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], sav
         record = reproduce(table, cases)
     if save:
         write_json(save / f"{table.id}.json", record)
-    _print_record(table, record, as_json)
+    return record
 
 
-def _show_records(tables: list[PaperTable], folder: Path, as_json: bool) -> None:
-    """Those that are there, of several; one that was named must be there."""
+def _show_records(tables: list[PaperTable], folder: Path, as_json: bool, every: bool) -> None:
+    """Those that are there, of all; one that was named must be there."""
     from .study.reproduce import read_record
 
-    there = [table for table in tables if len(tables) == 1 or (folder / f"{table.id}.json").exists()]
-    for table in there:
-        _print_record(table, read_record(table, folder), as_json)
+    there = [table for table in tables if not every or (folder / f"{table.id}.json").exists()]
     if not there:
         raise InputError(f"{folder} holds no record of a table.")
+    found = {table.id: read_record(table, folder) for table in there}
+    if as_json:
+        print(json.dumps(found if every else found[there[0].id]))
+        return
+    for table in there:
+        _print_record(table, found[table.id])
 
 
-def _print_record(table: PaperTable, record: dict[str, Any], as_json: bool) -> None:
+def _print_record(table: PaperTable, record: dict[str, Any]) -> None:
     from .study.show import lay_out, list_remarks
 
-    if as_json:
-        print(json.dumps(record))
-        return
     _print_grid(
         *lay_out(table, record),
         title=f"{table.id}: {table.title}\nours ± over seeds, an average ± over tests; the paper's, difference",
@@ -345,7 +355,7 @@ def figure(
     else:
         with _resumable(), _bars():
             measured = measure_figure(id, **settings)
-        write_json(path, measured)
+        write_json(path, measured, indent=None)  # thousands of numbers, a line for each would help nobody
     draw_figure(measured, path.with_suffix(".png"))
     print(f"{path.with_suffix('.png')}, and its numbers beside it")
     return None

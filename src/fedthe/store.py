@@ -75,9 +75,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, indent: int | None = 1) -> None:
     with whole_file(path) as part:
-        part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
 def content_hash(*parts: object) -> str:

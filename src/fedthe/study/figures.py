@@ -411,7 +411,7 @@ def measure_features(config: Config) -> dict[str, Any]:
 
 
 def _list_features(h: Tensor, picked: np.ndarray) -> list[list[float]]:
-    rounded: list[list[float]] = h.cpu().numpy()[picked].astype(np.float64).round(4).tolist()
+    rounded: list[list[float]] = h.cpu().numpy()[picked].astype(np.float64).round(2).tolist()
     return rounded
 
 
