@@ -11,25 +11,19 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import numpy as np
-
 from fedthe.config import make_config
 from fedthe.experiment import Deployed, deploy_all
-from fedthe.study.figures import answer, list_questions
+from fedthe.study.figures import average, rate
 
 
-def rate(deployed: Deployed) -> dict[str, float]:
+def show(deployed: Deployed) -> dict[str, float]:
     """Percent right by test, the mean over clients."""
-    asked = list_questions(deployed, samples=None)
-    scores: dict[str, list[float]] = {}
-    for each, score in zip(asked, answer(deployed, asked, deployed.method, deployed.states), strict=True):
-        scores.setdefault(each.test, []).append(100 * score.accuracy)
-    return {test: round(float(np.mean(each)), 1) for test, each in scores.items()}
+    return {test: round(each["mean"], 1) for test, each in average(rate(deployed, samples=None)).items()}
 
 
 settings = {"dataset": "cifar10", "natural": "none", "participation": 0.1, "methods": ["fedthe"]}
 for deployed in deploy_all(make_config(settings | {"seeds": [int(sys.argv[1])], "out": "runs/descriptors"})):
-    print("the two of the last round", rate(deployed))
+    print("the two of the last round", show(deployed))
     own = deployed.states["own_descriptor"]  # [clients, d]
     of_all = {"descriptor": own.mean(0, keepdim=True).expand_as(own)}
-    print("all twenty", rate(replace(deployed, states=deployed.states | of_all)))
+    print("all twenty", show(replace(deployed, states=deployed.states | of_all)))

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
+from fedthe.study.reproduce import read_record
 from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table
 
@@ -20,9 +20,9 @@ MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 def fill(page: str) -> str:
     def write(found: re.Match[str]) -> str:
-        record = json.loads((ROOT / "results" / f"{found[1]}.json").read_text(encoding="utf-8"))
-        table = write_markdown(find_table(found[1]), record)
-        return f"<!-- results: {found[1]} -->\n\n{table}\n\n<!-- end -->"
+        table = find_table(found[1])
+        written = write_markdown(table, read_record(table, ROOT / "results"))
+        return f"<!-- results: {table.id} -->\n\n{written}\n\n<!-- end -->"
 
     return MARKED.sub(write, page)
 

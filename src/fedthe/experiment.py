@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -224,7 +224,7 @@ def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
-    tests = _pick_tests(config, federations[0])
+    tests = pick_tests(config, federations[0].tests)
     return methods, [
         _Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests)
         for each in federations
@@ -311,11 +311,13 @@ def _set_one(value: Any, path: list[str], setting: Any) -> Any:
     return replace(value, **{first: setting})
 
 
-def _pick_tests(config: Config, federation: Federation) -> list[str]:
+def pick_tests(config: Config, known: Iterable[str]) -> list[str]:
+    """Those of the known tests that an experiment asks for, in their order."""
+    known = list(known)
     for test in config.tests or ():
-        if test not in federation.tests:
-            raise InputError(f"there is no test {test!r} here; {find_nearest(test, federation.tests)}")
-    return [test for test in federation.tests if config.tests is None or test in config.tests]
+        if test not in known:
+            raise InputError(f"there is no test {test!r} here; {find_nearest(test, known)}")
+    return [test for test in known if config.tests is None or test in config.tests]
 
 
 @dataclass(frozen=True)
@@ -400,7 +402,7 @@ class _Work:
 
     def key_of(self, method: Method) -> str:
         """A name for all that training this method depends on, and the number of rounds."""
-        return f"{self._path_of(method)}-{self.config.rounds}"
+        return self.place_of(method, self.config.rounds).stem
 
     def _path_of(self, method: Method) -> str:
         """What trainings of any number of rounds have in common. Engines agree, but for bfloat16."""
@@ -418,9 +420,8 @@ class _Work:
 
     def begin(self, method: Method, checkpoint: _Checkpoint) -> Progress:
         """Where this training was; or where the furthest one of fewer rounds was; or the start."""
-        if not checkpoint.path.exists():
-            self._adopt_shorter(method, checkpoint.path)
         found = records.load_progress(checkpoint.path, self.engine.device)
+        found = found or self._adopt_shorter(method, checkpoint.path)
         clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
         if found and len(found.mine) != clients:
             raise InputError(
@@ -434,7 +435,7 @@ class _Work:
         if reached.round in self.config.keep and reached.round < self.config.rounds and not place.exists():
             records.copy_progress(checkpoint.path, place)
 
-    def _adopt_shorter(self, method: Method, path: Path) -> None:
+    def _adopt_shorter(self, method: Method, path: Path) -> Progress | None:
         """The furthest training of fewer rounds that is whole becomes the beginning of this one."""
         others = path.parent.glob(f"{self._path_of(method)}-*.safetensors")
         reached = {other: records.read_round(other) for other in sorted(others)}
@@ -442,10 +443,10 @@ class _Work:
         for other in sorted(shorter, key=lambda other: -shorter[other]):
             records.copy_progress(other, path)
             try:
-                records.load_progress(path)
-                return
+                return records.load_progress(path, self.engine.device)
             except InputError:  # damaged; the next one, or the start
                 records.delete_progress(path)
+        return None
 
     def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
         """Deploy the method on every client and let it answer every test, unless that was done before."""
@@ -487,7 +488,7 @@ class _Work:
             for i, k in enumerate(clients):
                 stream = self.federation.tests[test][k]
                 if stream is not None:
-                    stream = stream.take(np.arange(min(len(stream), self.config.samples or len(stream))))
+                    stream = stream.first(self.config.samples)
                     places.append((test, k))
                     asked.append(Question(i, self.federation.images(stream), (self.run.seed, test, k)))
                     labels.append(self.federation.labels(stream))

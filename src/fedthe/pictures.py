@@ -77,7 +77,7 @@ def draw_tests(federation: Federation, path: Path, client: int | None = None) ->
     figure = Figure(figsize=(1.6 + 0.92 * COLUMNS, 0.5 + 1.24 * len(tests)), layout="constrained")
     grid = figure.subplots(len(tests), COLUMNS, squeeze=False)
     for cells, (name, stream) in zip(grid, tests.items(), strict=True):
-        shown = stream.take(np.arange(min(COLUMNS, len(stream))))
+        shown = stream.first(COLUMNS)
         images, captions = federation.images(shown), _caption(federation, shown)
         label = f"{title_of(name, federation)}\n({len(stream)})"
         cells[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, parse_math=False)

@@ -26,6 +26,10 @@ class Stream:
     def take(self, index: np.ndarray) -> Stream:
         return Stream(self.source[index], self.rows[index])
 
+    def first(self, samples: int | None) -> Stream:
+        """At most so many samples; all with None."""
+        return self.take(np.arange(min(len(self), samples or len(self))))
+
 
 def stream(source: int, rows: np.ndarray) -> Stream:
     return Stream(np.full(len(rows), source, dtype=np.uint8), rows)

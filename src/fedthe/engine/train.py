@@ -143,5 +143,9 @@ def deploy(
 
 
 def sample_clients(clients: int, participation: float, seed: int, number: int) -> list[int]:
-    count = max(1, round(participation * clients))
+    count = count_sampled(clients, participation)
     return sorted(rng.choose(rng.key(seed, "participation", number), clients, count).tolist())
+
+
+def count_sampled(clients: int, participation: float) -> int:
+    return max(1, round(participation * clients))

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..bench import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
+from ..bench import ANSWER_MEMO, FULL, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
 from ..config import Config
 from ..data import load_dataset
+from ..engine.train import count_sampled
+from ..engine.visit import Training
 from ..experiment import group_by_training, make_methods
-from ..methods.base import Method, describe
+from ..methods.base import Method, Predictor, describe
+from ..methods.memo import Memo
 from ..store import content_hash
 from .tables import Table, plan_cases
 
@@ -18,8 +21,7 @@ POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and cla
 SPLIT = 0.6, 0.2  # of a client's rows: for training, and for testing
 TESTS = 6  # where a run asks for all: an upper bound, for natural shifts and mixtures are smaller
 ROUNDS = {"cnn": ROUND_STACKED, "resnet20_gn": ROUND_RESNET, "cct4": ROUND_CCT}
-IMAGES_OF_ROUND = 20 * 1500 * 6  # that the bench's round visits
-PASSES_OF_MEMO = 3 * 32 * 3 + 1  # forward passes that the bench's sample is worth: 3 steps on 32 views, and the answer
+IMAGES_OF_ROUND = FULL.clients * FULL.train * (Training.local_epochs + Training.personal_epochs)  # of the bench's round
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _measure_pool(config: Config) -> tuple[int, int]:
 
 
 def bill_training(config: Config, rows: int, bench: Bench | None) -> Bill:
-    there = max(1, round(config.participation * config.clients)) / config.clients
+    there = count_sampled(config.clients, config.participation) / config.clients
     visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs + config.personal_epochs)
     images = config.rounds * there * visits
     speed = _find(bench, ROUNDS.get(config.net, ROUND), ROUND)
@@ -86,13 +88,18 @@ def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None)
     samples = tests * rows * SPLIT[1] * config.test_fraction
     if config.samples is not None:
         samples = min(samples, tests * config.clients * config.samples)
-    forward, backward = method.predictor.passes
     memo = _find(bench, ANSWER_MEMO)
     large, small = _find(bench, ROUNDS.get(config.net, ROUND), ROUND), _find(bench, ROUND)
     if memo is None or large is None or small is None:
         return Bill(samples=samples, seconds=None)
-    passes = (forward + 2 * backward) / PASSES_OF_MEMO * max(1, large / small) * config.width**2
-    return Bill(samples=samples, seconds=samples * passes * memo / 1000)
+    times = _count_passes(method.predictor) / _count_passes(Memo()) * max(1, large / small) * config.width**2
+    return Bill(samples=samples, seconds=samples * times * memo / 1000)
+
+
+def _count_passes(predictor: Predictor) -> int:
+    """Of one sample, a backward pass being worth two forward ones."""
+    forward, backward = predictor.passes
+    return forward + 2 * backward
 
 
 def _find(bench: Bench | None, *names: str) -> float | None:

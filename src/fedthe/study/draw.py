@@ -105,9 +105,8 @@ def _say_speed(each: Measured) -> str:
 def draw_gains(measured: Measured, path: Path) -> None:
     """Bars by test and method."""
     data = measured["data"]
-    bars = {name: (colour, data["gains"][method]) for method, (name, colour) in _look_up(data["gains"]).items()}
     baseline = METHODS.get(data["baseline"], (data["baseline"],))[0]
-    _draw_bars(measured, bars, f"points more than {baseline}", path)
+    _draw_gains(measured, f"points more than {baseline}", path)
 
 
 def draw_probing(measured: Measured, path: Path) -> None:
@@ -121,9 +120,13 @@ def draw_probing(measured: Measured, path: Path) -> None:
 
 def draw_leak(measured: Measured, path: Path) -> None:
     """Bars by test and method: what the leak adds."""
+    _draw_gains(measured, "points more than with frozen splits", path)
+
+
+def _draw_gains(measured: Measured, label: str, path: Path) -> None:
     gains = measured["data"]["gains"]
     bars = {name: (colour, gains[method]) for method, (name, colour) in _look_up(gains).items()}
-    _draw_bars(measured, bars, "points more than with frozen splits", path)
+    _draw_bars(measured, bars, label, path)
 
 
 def _draw_bars(

@@ -23,7 +23,7 @@ from ..data.pool import Dataset
 from ..engine.evaluate import Scores, score
 from ..engine.visit import Question
 from ..errors import Failed, InputError
-from ..experiment import Deployed, Results, deploy_all, get_engine, name_shift, run
+from ..experiment import Deployed, Results, deploy_all, get_engine, name_shift, pick_tests, run
 from ..methods.base import Answers, Method, Predictor, Views
 from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
@@ -69,14 +69,12 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
     if figure.fixed and config.methods != tuple(figure.settings["methods"]):
         raise InputError(f"{name} is about {', '.join(figure.settings['methods'])}; leave methods out.")
     titles = name_tests(load_dataset(config.dataset, natural=config.natural, size=config.size))
-    for test in config.tests or ():
-        if test not in titles:
-            raise InputError(f"there is no test {test!r} here; {find_nearest(test, titles)}")
+    tests = pick_tests(config, titles)
     measured = {
         "id": name,
         "title": figure.title,
         "config": config.as_dict(),
-        "tests": {test: title for test, title in titles.items() if config.tests is None or test in config.tests},
+        "tests": {test: titles[test] for test in tests},
         "data": figure.measure(config),
     }
     plain: dict[str, Any] = json.loads(json.dumps(measured, allow_nan=False))  # the same before and after a file
@@ -352,7 +350,7 @@ def measure_model_interpolation(config: Config) -> dict[str, Any]:
             rates = np.array([_rate_models(deployed, asked, e, shared) for e in track("interpolating", WEIGHTS)])
             fixed += [(each.test, seed, rates[:, i]) for i, each in enumerate(asked)]
         else:
-            ours += _rate(deployed, config.samples)
+            ours += rate(deployed, config.samples)
     return _sum_up_interpolation(fixed, ours)
 
 
@@ -450,7 +448,7 @@ def measure_leak(config: Config) -> dict[str, Any]:
     rates: dict[str, list[list[Found]]] = {method: [[], []] for method in config.methods}
     for which, some in enumerate((frozen, deploy_reshuffled(frozen, config))):
         for each in sorted(some, key=lambda each: each.seed):
-            rates[each.name][which] += _rate(each, config.samples)
+            rates[each.name][which] += rate(each, config.samples)
     return {
         "frozen": {method: average(before) for method, (before, _) in rates.items()},
         "reshuffled": {method: average(after) for method, (_, after) in rates.items()},
@@ -463,7 +461,8 @@ def _subtract(before: Sequence[Found], after: Sequence[Found]) -> list[Found]:
     return [(test, seed, new - old) for (test, seed, old), (_, _, new) in zip(before, after, strict=True)]
 
 
-def _rate(deployed: Deployed, samples: int | None) -> list[Found]:
+def rate(deployed: Deployed, samples: int | None) -> list[Found]:
+    """Percent right on every stream, as deployed."""
     asked = list_questions(deployed, samples)
     scores = answer(deployed, asked, deployed.method, deployed.states)
     return [(each.test, deployed.seed, 100 * one.accuracy) for each, one in zip(asked, scores, strict=True)]

@@ -63,7 +63,7 @@ def compare_probing(
         for test, streams in federation.tests.items()
         for k, stream in enumerate(streams)
         if stream is not None
-        for some in [stream.take(np.arange(min(len(stream), samples or len(stream))))]
+        for some in [stream.first(samples)]
     ]
     table: dict[str, dict[str, float]] = {}
     for mode in track("probing", MODES):

@@ -14,8 +14,6 @@ from .tables import AVERAGE, Case, Cell, Table, fill_table, plan_cases
 FORMAT = 1
 # The paper's data, as our loaders name it: on another dataset no number is the paper's.
 PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "imagenet-r", "imagenet-v2"}}
-
-
 # Settings that may differ without making it another experiment: where and how it runs, and what is said elsewhere.
 FREE = {"name", "out", "engine", "device", "precision", "checkpoint_seconds", "keep", "methods", "dataset", "natural"}
 

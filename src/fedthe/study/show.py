@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .bill import Bill
 from .tables import AVERAGE, Table
 
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
-Grid = tuple[list[str], list[list[str]]]  # a head, and rows
+Rows = list[list[str]]
+Grid = tuple[list[str], Rows]  # a head, and rows
+Number = Sequence[float]  # with its deviation
 
 
 def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
     """Ours ± the deviation over seeds; below, the paper's and the difference, where both measured the same."""
-    columns: Sequence[str] = record["columns"]
-    grid = []
+    head = ["", *(SHORT.get(column, column) for column in record["columns"])]
+    return head, _lay_out_rows(table, record, _say_cell)
+
+
+def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number, Number | None], str]) -> Rows:
+    """Every row's name and cells; `say` gets ours and, where both measured the same, the paper's."""
+    rows = []
     for row, cells in record["rows"].items():
-        paper = table.rows[row]
-        shown = [
-            _say_cell(cells.get(column), paper.get(column) if column in record["compared"] else None)
-            for column in columns
-        ]
-        grid.append([row, *shown])
-    return ["", *(SHORT.get(column, column) for column in columns)], grid
+        papers = {column: cell for column, cell in table.rows[row].items() if column in record["compared"]}
+        said = [say(cells[column], papers.get(column)) if column in cells else "-" for column in record["columns"]]
+        rows.append([row, *said])
+    return rows
 
 
-def _say_cell(ours: Sequence[float] | None, paper: Sequence[float] | None) -> str:
-    if ours is None:
-        return "-"
+def _say_cell(ours: Number, paper: Number | None) -> str:
     said = f"{ours[0]:.1f} ±{ours[1]:.1f}"
     return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
 
@@ -83,15 +85,10 @@ def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
     """The same for a page: ours, and the difference to the paper's in brackets where both measured the same."""
     names = {column: record["names"].get(column, SHORT.get(column, column)) for column in record["columns"]}
     lines = ["| | " + " | ".join(names.values()) + " |", "|---|" + "---:|" * len(names)]
-    for row, cells in record["rows"].items():
-        shown = [_write_cell(table, record, row, column, cells.get(column)) for column in names]
-        lines.append(f"| {row} | " + " | ".join(shown) + " |")
+    lines += ["| " + " | ".join(row) + " |" for row in _lay_out_rows(table, record, _write_cell)]
     return "\n".join(lines)
 
 
-def _write_cell(table: Table, record: Mapping[str, Any], row: str, column: str, ours: Sequence[float] | None) -> str:
-    if ours is None:
-        return "-"
+def _write_cell(ours: Number, paper: Number | None) -> str:
     said = f"{ours[0]:.1f}±{ours[1]:.1f}"
-    paper = table.rows[row].get(column) if column in record["compared"] else None
     return said if paper is None else f"{said} ({ours[0] - paper[0]:+.1f})"
