@@ -67,6 +67,7 @@ NORMS = [
 @pytest.fixture
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     monkeypatch.setattr(stacked_ops, "interpreting", request.param == INTERPRETER)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # what we compare with is exact
     return torch.device(CARD if request.param == CARD else CPU)
 
 
