@@ -20,6 +20,7 @@ from fedthe.methods.base import Method, Predictor
 from fedthe.methods.ditto import Ditto
 from fedthe.methods.fedrep import FedRep
 from fedthe.methods.fedrod import FedRoD
+from fedthe.methods.fedthe import FedTHE
 from fedthe.methods.finetune import BalancedFedAvg, FineTune
 from fedthe.methods.gma import GMA
 from fedthe.methods.memo import Memo
@@ -573,6 +574,17 @@ def test_what_is_trained_once():
     assert BalancedFedAvg(NET).trains_as() == BalancedFedAvg(NET) != Method(NET)
     for kind in (GMA, APFL, FedRep, Ditto, FedRoD, PerFedAvg, TERM):
         assert kind(NET, predictor=memo).trains_as() == kind(NET, predictor=Predictor()) != Method(NET)
+
+
+@pytest.mark.parametrize("hook", ["init", "personalize", "local", "aggregate", "loss"])
+@pytest.mark.parametrize("kind", [FineTune, FedTHE])
+def test_what_training_would_ignore_is_refused(kind, hook):
+    lost = type("Mine", (kind,), {hook: lambda self, *args: None})
+    with pytest.raises(InputError, match=f"Mine overrides {hook}, .* override trains_as as well"):
+        lost(NET).check()
+    type("Mine", (lost,), {"trains_as": Method.trains_as})(NET).check()
+    type("Mine", (Method,), {hook: lambda self, *args: None})(NET).check()
+    type("Mine", (kind,), {"logits": lambda self, *args: None})(NET).check()
 
 
 def test_fine_tuning_is_the_same_whether_trained_as_fedavg_or_as_itself():

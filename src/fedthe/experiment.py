@@ -259,7 +259,7 @@ def make_methods(config: Config, classes: int, channels: int, size: int) -> dict
         if config.net == "cct4" and isinstance(method.predictor, HeadEnsemble):
             method = set_hyper(method, {"search.lr": 0.01}, name)  # the paper's rate for this network
         methods[name] = set_hyper(method, config.hyper.get(name, {}), name)
-        methods[name].predictor.check(methods[name])
+        methods[name].check()
     return {name: methods[name] for name in config.methods}
 
 

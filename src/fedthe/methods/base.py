@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..errors import InputError
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
 from .losses import cross_entropy
 
+TRAINING = ("init", "personalize", "local", "aggregate", "loss")  # what a round calls
 Loss = Callable[[Tree, Tree, Batch], Tensor]  # what is trained, what is given, a batch -> one loss per sample
 
 
@@ -189,6 +191,18 @@ class Method:
     def trains_as(self) -> Method:
         """The method whose federated training this one deploys; methods with an equal one are trained once."""
         return replace(self, predictor=Predictor())
+
+    def check(self) -> None:
+        """Refuse, before any work, what would not be done as it is written."""
+        self.predictor.check(self)
+        classes = type(self).__mro__
+        says = next(i for i, each in enumerate(classes) if "trains_as" in vars(each))
+        ignored = [name for name in TRAINING for each in classes[:says] if name in vars(each)]
+        if classes[says] is not Method and ignored:
+            raise InputError(
+                f"{type(self).__name__} overrides {ignored[0]}, which training would ignore, for it is trained as "
+                f"{type(self.trains_as()).__name__}; override trains_as as well."
+            )
 
 
 def describe(method: Any) -> dict[str, Any]:
