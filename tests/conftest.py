@@ -57,6 +57,15 @@ def dataset() -> Dataset:
 
 
 @pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A tiny dataset of three classes that differ in brightness."""
+    labels = np.arange(150) % 3
+    noise = np.random.default_rng(0).integers(0, 90, (150, 16, 16, 3))
+    np.savez(tmp_path / "tiny.npz", images=(noise + 70 * labels[:, None, None, None]).astype(np.uint8), labels=labels)
+    return f"npz:{tmp_path / 'tiny.npz'}"
+
+
+@pytest.fixture
 def columns() -> int:
     """How wide the terminal is."""
     return 120

@@ -24,15 +24,6 @@ from fedthe.nets.cnn import CNN
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6}
 
 
-@pytest.fixture
-def data(tmp_path):
-    """A tiny dataset of three classes that differ in brightness."""
-    labels = np.arange(150) % 3
-    noise = np.random.default_rng(0).integers(0, 90, (150, 16, 16, 3))
-    np.savez(tmp_path / "tiny.npz", images=(noise + 70 * labels[:, None, None, None]).astype(np.uint8), labels=labels)
-    return f"npz:{tmp_path / 'tiny.npz'}"
-
-
 def test_a_run_leaves_results_that_agree_with_each_other(data, tmp_path):
     out = tmp_path / "run"
     results = fedthe.run(dataset=data, methods=["fedavg", "fedthe"], seeds=[0, 1], out=str(out), **SMALL)

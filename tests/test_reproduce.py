@@ -109,12 +109,17 @@ def test_the_bill_counts_shared_trainings_once():
     bills = bill_tables(pick_tables([]), None)
     main = bills["main-dir0.1"]
     assert (main.trainings, main.rounds) == (3 * 8, 3 * 8 * 100)  # 14 methods, 8 trainings, 3 seeds
-    assert main.images == 3 * 8 * 100 * 50_000 * 0.6 * 6
+    # apfl sends as fedavg does, and fedrod as fedthe: six times five local epochs, eight times a personal one
+    assert main.images == 3 * 100 * 50_000 * 0.6 * (6 * 5 + 8 * 1)
     assert main.samples == 3 * 14 * 6 * 10_000
     assert bills["corrupted-ooc-cnn-dir0.1"] == Bill(seconds=None)  # the same runs
     assert bills["ablation"].trainings == 3 * 2  # without balanced softmax, and FedAvg with it
     assert bills["severity-mixture-dir1"].samples == 0  # severity-corrupted-dir1 asked for both
-    assert bills["participation0.1-dir0.1"].images == 3 * 3 * 100 * 50_000 * 0.6 * 6 * 0.1
+    assert bills["participation0.1-dir0.1"].images == pytest.approx(3 * 100 * 50_000 * 0.6 * (2 * 5 + 3 * 1) * 0.1)
+    later = bill_tables([(tables["main-dir0.1"], ["fedthe"]), (tables["main-dir0.1"], ["fedrod", "fedthe"])], None)
+    assert (
+        later["main-dir0.1"].images == 3 * 100 * 50_000 * 0.6 * 6
+    )  # what fedthe sent is not there for fedrod any more
     alone = bill_tables([(tables["ablation"], ["ablation_9"])], None, seeds=[0], rounds=10, samples=3)["ablation"]
     assert (alone.trainings, alone.rounds, alone.samples) == (1, 10, 6 * 20 * 3)
 

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +26,11 @@ from .engine.evaluate import answer_stream, score
 from .engine.memory import measure_peak
 from .engine.pick import pick_engine
 from .engine.shards import Shards
-from .engine.train import deploy_some, start, train_together
+from .engine.train import deploy_some, put_beside, start, take_apart, train_together
 from .engine.visit import Diverged, Engine, Progress, Question, Run
 from .errors import Failed, InputError
 from .methods import METHODS, STUDIES
-from .methods.base import Method, describe
+from .methods.base import Method, describe, find_sender
 from .methods.fedthe import HeadEnsemble
 from .nets import NETS
 from .nets.net import Net
@@ -211,8 +211,12 @@ def _train_all(
     methods: Mapping[str, Method], works: Sequence[_Work]
 ) -> Iterator[tuple[Method, dict[str, Method], _Work, Progress | Diverged]]:
     """Every training that methods need, on every seed: whom it serves, and what came of it."""
-    for trained, served in group_by_training(methods).items():
+    trainings = group_by_training(methods)
+    for trained, served in trainings.items():
+        alike = [each for each in trainings if find_sender(each) == find_sender(trained)]
         for some in _split(works, works[0].engine.together):
+            if trained is alike[0]:
+                train_beside(some, {each: list(trainings[each]) for each in alike})
             for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
                 yield trained, served, work, outcome
 
@@ -345,20 +349,54 @@ class _Checkpoint:
 
 def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> list[Progress | Diverged]:
     """The training of `method` on several federations side by side, from their checkpoints or from the start."""
+    files = [{method: work.checkpoint(method, served)} for work in works]
+    begun = [work.begin(method, file[method]) for work, file in zip(works, files, strict=True)]
+    return _train(works, method, begun, files, lambda reached: {method: reached})
+
+
+def train_beside(works: Sequence[_Work], trainings: Mapping[Method, list[str]]) -> None:
+    """What is left of trainings that send the same, if they are in the same round; else nothing is done.
+
+    Their checkpoints are as if each had been trained alone. Where a run diverges it stops: who it was shows when each
+    goes on alone.
+    """
+    files = [{method: work.checkpoint(method, served) for method, served in trainings.items()} for work in works]
+    begun = [
+        {each: work.begin(each, file) for each, file in its.items()} for work, its in zip(works, files, strict=True)
+    ]
+    left = [each for each in trainings if any(some[each].round < works[0].config.rounds for some in begun)]
+    joined = [put_beside({each: some[each] for each in left}) for some in begun] if len(left) > 1 else [None]
+    pairs = [pair for pair in joined if pair is not None]
+    if len(pairs) == len(works):
+        method, own = pairs[0][0], [{each: its[each] for each in left} for its in files]
+        _train(works, method, [reached for _, reached in pairs], own, partial(take_apart, method))
+
+
+def _train(
+    works: Sequence[_Work],
+    method: Method,
+    begun: Sequence[Progress],
+    files: Sequence[Mapping[Method, _Checkpoint]],
+    apart: Callable[[Progress], Mapping[Method, Progress]],
+) -> list[Progress | Diverged]:
+    """Train a method, maybe several as one: `apart` tells what each of them reached, and `files` where that is kept."""
     engine, config = works[0].engine, works[0].config
-    files = [work.checkpoint(method, served) for work in works]
-    begun = [work.begin(method, file) for work, file in zip(works, files, strict=True)]
-    for work, file, reached in zip(works, files, begun, strict=True):
-        work.keep(method, file, reached)  # what was stopped before it was kept
-    spent, began = [file.seconds for file in files], time.perf_counter()
+    spent, began = [{each: file.seconds for each, file in some.items()} for some in files], time.perf_counter()
     unsaved: dict[int, Progress] = {}
     saved = [time.monotonic()] * len(works)
-    what = f"training {served[0]}" + (f", {len(works)} seeds" if len(works) > 1 else "")
+    names = " and ".join(file.about["methods"][0] for file in files[0].values())
+    what = f"training {names}" + (f", {len(works)} seeds" if len(works) > 1 else "")
 
     def save(r: int, reached: Progress) -> None:
-        files[r].save(reached, spent[r] + (time.perf_counter() - began) / len(works))
+        seconds = (time.perf_counter() - began) / (len(works) * len(files[r]))
+        for each, part in apart(reached).items():
+            files[r][each].save(part, spent[r][each] + seconds)
         unsaved.pop(r, None)
         saved[r] = time.monotonic()
+
+    def keep(r: int, reached: Progress) -> None:
+        for each, file in files[r].items():
+            works[r].keep(each, file, reached)
 
     def after_round(r: int, reached: Progress) -> None:
         unsaved[r] = reached
@@ -366,8 +404,10 @@ def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> lis
         wanted = reached.round == config.rounds or reached.round in config.keep
         if wanted or time.monotonic() - saved[r] >= config.checkpoint_seconds:
             save(r, reached)
-            works[r].keep(method, files[r], reached)
+            keep(r, reached)
 
+    for r, reached in enumerate(begun):
+        keep(r, reached)  # what was stopped before it was kept
     try:
         return train_together(method, [work.run for work in works], config.training, begun, engine, after_round)
     finally:

@@ -39,6 +39,7 @@ def save_progress(path: Path, progress: Progress) -> None:
     """
     from safetensors.torch import save_file
 
+    assert isinstance(progress.mine, Clients)  # methods side by side are kept one by one
     progress.mine.sync()
     named, clients = progress.mine.state()
     named = {f"clients.{name}": leaf for name, leaf in named.items()}

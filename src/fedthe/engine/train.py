@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from .. import rng, tree
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
+from .beside import Beside, ClientsBeside
 from .clients import Clients
 from .loop import Loop
 from .memory import trim_heap
@@ -85,6 +87,30 @@ def deploy_some(
             raise Diverged(progress.round, k, loss)
     received = tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.shared)
     return visited.states(received)
+
+
+def put_beside(reached: Mapping[Method, Progress]) -> tuple[Beside, Progress] | None:
+    """Methods that send the same as one, if they are in the same round of the same run."""
+    order = sorted(reached, key=lambda method: -len(tree.flatten(reached[method].shared)))
+    first = reached[order[0]]
+    sent = tree.flatten(first.shared)
+    for each in reached.values():
+        leaves = tree.flatten(each.shared)
+        same = each.losses == first.losses and leaves.keys() <= sent.keys()
+        if not same or not all(torch.equal(leaf, sent[name]) for name, leaf in leaves.items()):
+            return None
+    method = Beside(order[0].net, parts=tuple(order), keys=tuple(tuple(reached[each].shared) for each in order))
+    states = tuple(mine for each in order if isinstance(mine := reached[each].mine, Clients))
+    return method, replace(first, mine=ClientsBeside(states))
+
+
+def take_apart(method: Beside, reached: Progress) -> dict[Method, Progress]:
+    """What each of them has reached."""
+    assert isinstance(reached.mine, ClientsBeside)
+    return {
+        part: replace(reached, shared=method.pick(reached.shared, i), mine=mine)
+        for i, (part, mine) in enumerate(zip(method.parts, reached.mine.parts, strict=True))
+    }
 
 
 def train_together(

@@ -16,6 +16,7 @@ from ..errors import Failed, InputError
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
+from .beside import ClientsBeside
 from .clients import Clients
 from .fit import Optimizer
 from .shards import Shards
@@ -65,7 +66,7 @@ class Progress:
 
     round: int
     shared: Tree
-    mine: Clients
+    mine: Clients | ClientsBeside
     losses: tuple[float, ...] = ()  # the mean local loss of each round
 
 

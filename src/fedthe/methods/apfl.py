@@ -42,6 +42,9 @@ class APFL(Method):
     def mixed_loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
         return self.loss(mix(given["alpha"], params, given["received"]), {}, batch)
 
+    def sends_as(self) -> Method:
+        return Method(self.net)
+
     def slope(self, alpha: Tensor, v: Tree, w: Tree, shard: Shard, chunk: int = 500) -> Tensor:
         """The derivative of the mean training loss by alpha: the gradient at the mixture, along v - w."""
 

@@ -7,7 +7,7 @@ holds hyperparameters only. State goes in and comes out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -21,7 +21,8 @@ from ..tree import Tree
 from ..types import Batch, Shard
 from .losses import cross_entropy
 
-TRAINING = ("init", "personalize", "local", "aggregate", "loss")  # what a round calls
+SENDING = ("init", "local", "aggregate", "loss")  # what a round calls for what goes around
+TRAINING = (*SENDING, "personalize")  # and for what stays
 Loss = Callable[[Tree, Tree, Batch], Tensor]  # what is trained, what is given, a batch -> one loss per sample
 
 
@@ -192,17 +193,37 @@ class Method:
         """The method whose federated training this one deploys; methods with an equal one are trained once."""
         return replace(self, predictor=Predictor())
 
+    def sends_as(self) -> Method:
+        """The plain method whose rounds do the same to what both of them share; those with an equal one are trained
+        side by side, and what they share only once."""
+        return self.trains_as()
+
     def check(self) -> None:
         """Refuse, before any work, what would not be done as it is written."""
         self.predictor.check(self)
-        classes = type(self).__mro__
-        says = next(i for i, each in enumerate(classes) if "trains_as" in vars(each))
-        ignored = [name for name in TRAINING for each in classes[:says] if name in vars(each)]
-        if classes[says] is not Method and ignored:
+        ignored = list_overridden(self, "trains_as", TRAINING)
+        if ignored:
             raise InputError(
                 f"{type(self).__name__} overrides {ignored[0]}, which training would ignore, for it is trained as "
                 f"{type(self.trains_as()).__name__}; override trains_as as well."
             )
+
+
+def list_overridden(method: Method, saying: str, names: Sequence[str]) -> list[str]:
+    """Those of some functions that a subclass overrides without the one that says something about them.
+
+    What `Method` itself says is right for all.
+    """
+    classes = type(method).__mro__
+    says = next(i for i, each in enumerate(classes) if saying in vars(each))
+    if classes[says] is Method:
+        return []
+    return [name for name in names for each in classes[:says] if name in vars(each)]
+
+
+def find_sender(method: Method) -> Method:
+    """Its `sends_as`, unless it is a subclass that sends something else."""
+    return method.trains_as() if list_overridden(method, "sends_as", SENDING) else method.sends_as()
 
 
 def describe(method: Any) -> dict[str, Any]:

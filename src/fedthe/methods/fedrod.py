@@ -11,6 +11,7 @@ from torch import Tensor
 from ..tree import Tree
 from ..types import Batch, Shard
 from .base import Fit, Method
+from .finetune import BalancedFedAvg
 from .losses import balanced_softmax, cross_entropy
 
 
@@ -34,3 +35,6 @@ class FedRoD(Method):
     def logits(self, mine: Tree, x: Tensor) -> Tensor:
         h = self.net.features(mine["body"], x)
         return self.net.head(mine["head"], h) + self.net.head(mine["personal"], h)
+
+    def sends_as(self) -> Method:
+        return BalancedFedAvg(self.net)

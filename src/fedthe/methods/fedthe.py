@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..tree import Tree
 from ..types import Batch, Shard, scale
 from .base import Answers, Fit, Method, Predictor, Views, each_sample
+from .finetune import BalancedFedAvg
 from .head_ensemble import Search, Weighting, find_weight, measure_gap, mix, smooth
 from .losses import balanced_softmax, cross_entropy
 from .memo import Memo
@@ -51,6 +52,9 @@ class TwoHeads(Method):
 
     def trains_as(self) -> Method:
         return TwoHeads(self.net, balanced=self.balanced, balanced_personal=self.balanced_personal)
+
+    def sends_as(self) -> Method:
+        return BalancedFedAvg(self.net) if self.balanced else Method(self.net)
 
     def heads(self, mine: Tree, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The features [n, d] of x, and the logits [n, classes] of the global and of the personal head."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..data import load_dataset
 from ..engine.train import count_sampled
 from ..engine.visit import Training
 from ..experiment import group_by_training, make_methods
-from ..methods.base import Method, Predictor, describe
+from ..methods.base import Method, Predictor, describe, find_sender
 from ..methods.memo import Memo
 from ..store import content_hash
 from .tables import Table, plan_cases
@@ -45,25 +45,30 @@ def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | No
     for table, methods in tables:
         bills[table.id] = Bill(seconds=0 if bench else None)
         for case in plan_cases(table, methods, **settings):
-            for key, bill in list_items(case.config, bench):
-                if key not in paid:
-                    bills[table.id] += bill
-                    paid.add(key)
+            for bill in bill_case(case.config, bench, paid):
+                bills[table.id] += bill
     return bills
 
 
-def list_items(config: Config, bench: Bench | None) -> Iterable[tuple[str, Bill]]:
-    """Every training and every method's answers of a run, by what they depend on, with what they cost."""
+def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[Bill]:
+    """Every training and every method's answers of a run, unless paid for, by what they depend on; then they are."""
     rows, classes = _measure_pool(config)
     methods = make_methods(config, classes, 3, 32)
     data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
     for seed in config.seeds:
+        sent = set()  # by those who are trained now: others do not train what goes around again
         for trained, served in group_by_training(methods).items():
             key = content_hash(describe(trained), asdict(config.training), data, seed)
-            yield key, bill_training(config, rows, bench)
+            if key not in paid:
+                yield bill_training(config, rows, bench, sends=find_sender(trained) not in sent)
+                sent.add(find_sender(trained))
+                paid.add(key)
             for method in served.values():
                 tested = (config.tests, config.severity, config.samples, config.test_fraction)
-                yield content_hash(key, describe(method), *tested), bill_answers(config, method, rows, bench)
+                answers = content_hash(key, describe(method), *tested)
+                if answers not in paid:
+                    yield bill_answers(config, method, rows, bench)
+                    paid.add(answers)
 
 
 def _measure_pool(config: Config) -> tuple[int, int]:
@@ -74,9 +79,9 @@ def _measure_pool(config: Config) -> tuple[int, int]:
     return len(pool), len(pool.classes)
 
 
-def bill_training(config: Config, rows: int, bench: Bench | None) -> Bill:
+def bill_training(config: Config, rows: int, bench: Bench | None, sends: bool) -> Bill:
     there = count_sampled(config.clients, config.participation) / config.clients
-    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs + config.personal_epochs)
+    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * sends + config.personal_epochs)
     images = config.rounds * there * visits
     speed = _find(bench, ROUNDS.get(config.net, ROUND), ROUND)
     seconds = None if speed is None else images * config.width**2 * speed / IMAGES_OF_ROUND

@@ -1,0 +1,190 @@
+"""Methods that send the same, trained side by side: each has the bits that it has alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedthe
+from fedthe import records, tree
+from fedthe.engine.loop import Loop
+from fedthe.engine.stack import Stack
+from fedthe.engine.train import put_beside, start, take_apart, train_together
+from fedthe.engine.visit import Progress, Run
+from fedthe.methods import METHODS
+from fedthe.methods.apfl import APFL
+from fedthe.methods.base import Method, find_sender
+from fedthe.methods.fedrod import FedRoD
+from fedthe.methods.fedthe import TwoHeads
+from fedthe.methods.finetune import BalancedFedAvg
+from test_experiment import SMALL
+from test_methods import ALL, NET, PAPER, SETTINGS, make_data, trained
+
+ALIKE = [
+    (FedRoD(NET), TwoHeads(NET)),
+    (BalancedFedAvg(NET), TwoHeads(NET), FedRoD(NET), TwoHeads(NET, balanced_personal=True)),
+    (Method(NET), APFL(NET)),
+    (APFL(NET), TwoHeads(NET, balanced=False), Method(NET)),
+]
+
+
+def train_beside(methods, engine, settings=SETTINGS, seeds=(0,)):
+    """By method and seed, what they reached as one."""
+    shards = make_data()[0]
+    pairs = [put_beside({each: start(each, len(shards), seed) for each in methods}) for seed in seeds]
+    method, runs = pairs[0][0], [Run(seed, shards) for seed in seeds]
+    reached = train_together(method, runs, settings, [progress for _, progress in pairs], engine)
+    return [take_apart(method, each) for each in reached]
+
+
+def assert_same(one: Progress, other: Progress):
+    assert (one.round, one.losses, len(one.mine)) == (other.round, other.losses, len(other.mine))
+    pairs = [(one.shared, other.shared), *((one.mine[k], other.mine[k]) for k in range(len(one.mine)))]
+    for a, b in pairs:
+        a, b = tree.flatten(a), tree.flatten(b)
+        assert list(a) == list(b)
+        assert all(torch.equal(leaf, b[name]) for name, leaf in a.items())
+
+
+@pytest.mark.parametrize("methods", ALIKE)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_each_has_the_bits_it_has_alone(methods, participation):
+    settings = replace(SETTINGS, rounds=3, participation=participation)
+    (apart,) = train_beside(methods, Loop(), settings)
+    assert set(apart) == set(methods)
+    for method in methods:
+        (alone,) = train_together(method, [Run(0, make_data()[0])], settings, [start(method, 3, 0)], Loop())
+        assert_same(apart[method], alone)
+
+
+@pytest.mark.parametrize("methods", ALIKE[1:3])
+def test_in_the_stack_too(methods):
+    engine, shards = Stack(torch.device("cpu"), torch.float32), make_data()[0]
+    several = train_beside(methods, engine, seeds=(0, 1))
+    for seed, apart in enumerate(several):
+        for method in methods:
+            (alone,) = train_together(method, [Run(seed, shards)], SETTINGS, [start(method, 3, seed)], engine)
+            assert_same(apart[method], alone)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_a_method_says_it_sends_it_does_send(name):
+    method = ALL[name](NET).trains_as()
+    plain = find_sender(method)
+    assert plain.trains_as() == plain == find_sender(plain)
+    progress, other = trained(method), trained(plain)
+    assert progress.losses == other.losses
+    sent = tree.flatten(progress.shared)
+    assert all(torch.equal(sent[leaf], value) for leaf, value in tree.flatten(other.shared).items())
+
+
+def test_what_is_sent_once():
+    senders = {name: find_sender(METHODS[name](NET).trains_as()) for name in METHODS}
+    assert senders["fedavg"] == senders["apfl"] == senders["fedavg_ft"] != senders["ditto"]
+    assert senders["fedrod"] == senders["fedthe"] != senders["fedavg"]
+    assert len({senders[name] for name in PAPER}) == 6
+
+
+@pytest.mark.parametrize("hook", ["init", "local", "aggregate", "loss"])
+def test_a_subclass_that_sends_something_else_goes_alone(hook):
+    lost = type("Mine", (FedRoD,), {hook: lambda self, *args: None})(NET)
+    assert find_sender(lost) == lost.trains_as() != find_sender(FedRoD(NET))
+    kept = type("Mine", (FedRoD,), {"personalize": lambda self, *args: None})(NET)
+    assert find_sender(kept) == find_sender(FedRoD(NET))
+
+
+def test_what_is_not_the_same_is_not_put_together():
+    shards = make_data()[0]
+    begun = {each: start(each, 3, 0) for each in (FedRoD(NET), TwoHeads(NET))}
+    (further,) = train_together(
+        FedRoD(NET), [Run(0, shards)], replace(SETTINGS, rounds=1), [begun[FedRoD(NET)]], Loop()
+    )
+    assert put_beside(begun)
+    assert put_beside(begun | {FedRoD(NET): further}) is None
+    assert put_beside(begun | {FedRoD(NET): start(FedRoD(NET), 3, 1)}) is None
+    more = replace(begun[FedRoD(NET)], shared=begun[FedRoD(NET)].shared | {"other": torch.zeros(1)})
+    assert put_beside(begun | {FedRoD(NET): more}) is None
+
+
+# experiments
+
+
+def read_trainings(folder):
+    return {path.stem: records.load_progress(path) for path in sorted((folder / "trainings").glob("*.safetensors"))}
+
+
+def count_rounds(monkeypatch):
+    from fedthe.engine import train
+
+    rounds = []
+    monkeypatch.setattr(
+        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
+    )
+    return rounds
+
+
+def run_alone(data, folder, names, **settings):
+    """Each method in its turn: none has another beside it."""
+    tables = [fedthe.run(dataset=data, methods=[name], out=str(folder), **SMALL | settings).table() for name in names]
+    return {name: table[name] for name, table in zip(names, tables, strict=True)}
+
+
+def assert_same_trainings(one, other):
+    one, other = read_trainings(one), read_trainings(other)
+    assert list(one) == list(other)
+    for name in one:
+        assert_same(one[name], other[name])
+
+
+def test_a_run_trains_them_side_by_side(data, tmp_path, monkeypatch):
+    names = ["fedrod", "fedavg", "fedthe", "apfl"]
+    alone = run_alone(data, tmp_path / "alone", names, keep=[1])
+    rounds = count_rounds(monkeypatch)
+    results = fedthe.run(dataset=data, methods=names, out=str(tmp_path / "beside"), **SMALL | {"keep": [1]})
+    assert rounds == ["Beside"] * 4
+    assert results.methods == names
+    assert results.table() == alone
+    assert_same_trainings(tmp_path / "beside", tmp_path / "alone")
+    assert all(facts["seconds"] > 0 for facts in results.trainings.values())
+
+
+def test_a_method_added_later_goes_alone_and_a_longer_run_goes_on_together(data, tmp_path, monkeypatch):
+    rounds, out = count_rounds(monkeypatch), str(tmp_path / "run")
+    fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
+    assert rounds == ["TwoHeads"] * 2
+    fedthe.run(dataset=data, methods=["fedthe", "fedrod"], out=out, **SMALL)
+    assert rounds[2:] == ["FedRoD"] * 2
+    fedthe.run(dataset=data, methods=["fedthe", "fedrod"], out=out, **SMALL | {"rounds": 4})
+    assert rounds[4:] == ["Beside"] * 2
+    run_alone(data, tmp_path / "alone", ["fedthe", "fedrod"])
+    run_alone(data, tmp_path / "alone", ["fedthe", "fedrod"], rounds=4)
+    assert_same_trainings(tmp_path / "run", tmp_path / "alone")
+
+
+def test_those_in_different_rounds_go_on_alone(data, tmp_path, monkeypatch):
+    names, out = ["fedthe", "fedrod"], str(tmp_path / "run")
+    fedthe.run(dataset=data, methods=names[:1], out=out, **SMALL | {"rounds": 1})
+    rounds = count_rounds(monkeypatch)
+    fedthe.run(dataset=data, methods=names, out=out, **SMALL)
+    assert rounds == ["TwoHeads", "FedRoD", "FedRoD"]
+
+
+class Explodes(FedRoD):
+    """Its personal head diverges in the second round, and only that."""
+
+    def personalize(self, fit, shared, mine, shard):
+        made = super().personalize(fit, shared, mine, shard)
+        changed = (shared["body"]["conv1"] - self.net.init(0)["body"]["conv1"]).abs().sum() > 0
+        personal = tree.map_leaves(lambda leaf: torch.where(changed, leaf + float("inf"), leaf), made["personal"])
+        return made | {"personal": personal}
+
+
+def test_one_that_diverges_does_not_take_the_other_with_it(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(fedthe.METHODS, "explodes", Explodes)
+    alone = run_alone(data, tmp_path / "alone", ["fedthe"])
+    rounds = count_rounds(monkeypatch)
+    results = fedthe.run(dataset=data, methods=["explodes", "fedthe"], out=str(tmp_path / "beside"), **SMALL)
+    assert rounds == ["Beside", "Beside", "Explodes", "TwoHeads"]
+    assert list(results.failures) == ["explodes, seed 0"]
+    assert "round 1" in results.failures["explodes, seed 0"]
+    assert results.table() == alone
