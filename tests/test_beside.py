@@ -8,6 +8,7 @@ import torch
 import fedthe
 from fedthe import records, tree
 from fedthe.engine.loop import Loop
+from fedthe.engine.shards import Shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import put_beside, start, take_apart, train_together
 from fedthe.engine.visit import Progress, Run
@@ -18,8 +19,9 @@ from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.methods.finetune import BalancedFedAvg
 from test_experiment import SMALL
-from test_methods import ALL, NET, PAPER, SETTINGS, make_data, trained
+from test_methods import ALL, NET, PAPER, SETTINGS, make_data, make_federation, trained
 
+ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
 ALIKE = [
     (FedRoD(NET), TwoHeads(NET)),
     (BalancedFedAvg(NET), TwoHeads(NET), FedRoD(NET), TwoHeads(NET, balanced_personal=True)),
@@ -28,10 +30,10 @@ ALIKE = [
 ]
 
 
-def train_beside(methods, engine, settings=SETTINGS, seeds=(0,)):
-    """By method and seed, what they reached as one."""
-    shards = make_data()[0]
-    pairs = [put_beside({each: start(each, len(shards), seed) for each in methods}) for seed in seeds]
+def train_beside(methods, engine, settings=SETTINGS, seeds=(0,), shards=None):
+    """By seed and method, what they reached as one."""
+    shards = shards or make_data()[0]
+    pairs = [put_beside({each: start(each, len(shards), seed, engine.device) for each in methods}) for seed in seeds]
     method, runs = pairs[0][0], [Run(seed, shards) for seed in seeds]
     reached = train_together(method, runs, settings, [progress for _, progress in pairs], engine)
     return [take_apart(method, each) for each in reached]
@@ -58,12 +60,21 @@ def test_each_has_the_bits_it_has_alone(methods, participation):
 
 
 @pytest.mark.parametrize("methods", ALIKE[1:3])
-def test_in_the_stack_too(methods):
-    engine, shards = Stack(torch.device("cpu"), torch.float32), make_data()[0]
-    several = train_beside(methods, engine, seeds=(0, 1))
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        ("cpu", torch.float32),
+        pytest.param("cuda", torch.float32, marks=ON_CARD),
+        pytest.param("cuda", torch.bfloat16, marks=ON_CARD),
+    ],
+)
+def test_in_the_stack_too(methods, device, dtype):
+    engine, shards = Stack(torch.device(device), dtype), Shards(make_federation(), device)
+    several = train_beside(methods, engine, seeds=(0, 1), shards=shards)
     for seed, apart in enumerate(several):
         for method in methods:
-            (alone,) = train_together(method, [Run(seed, shards)], SETTINGS, [start(method, 3, seed)], engine)
+            begun = start(method, 3, seed, device)
+            (alone,) = train_together(method, [Run(seed, shards)], SETTINGS, [begun], engine)
             assert_same(apart[method], alone)
 
 

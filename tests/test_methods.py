@@ -34,13 +34,19 @@ every_method = pytest.mark.parametrize("name", ALL)
 
 
 @cache
-def make_data():
-    """Three clients' shards, and a test stream of each: three classes that differ in brightness, under heavy noise."""
+def make_federation():
+    """Three clients with three classes that differ in brightness, under heavy noise."""
     labels = np.arange(120) % CLASSES
     noise = np.random.default_rng(0).integers(0, 200, (120, SIZE, SIZE, 3))
     images = (noise + 25 * labels[:, None, None, None]).astype(np.uint8)
     pool = Pool("made", images, labels, ("dark", "grey", "bright"))
-    federation = build(Dataset(pool), Settings(clients=3, dirichlet=1.0))
+    return build(Dataset(pool), Settings(clients=3, dirichlet=1.0))
+
+
+@cache
+def make_data():
+    """The clients' shards, and a test stream of each."""
+    federation = make_federation()
     streams = [stream.take(np.arange(SAMPLES)) for stream in federation.tests["mixture"]]
     return Shards(federation), [(federation.images(s), federation.labels(s)) for s in streams]
 
