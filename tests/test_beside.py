@@ -18,7 +18,6 @@ from fedthe.methods.base import Method, find_sender
 from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.methods.finetune import BalancedFedAvg
-from test_experiment import SMALL
 from test_methods import ALL, NET, PAPER, SETTINGS, make_data, make_federation, trained
 
 ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
@@ -118,6 +117,8 @@ def test_what_is_not_the_same_is_not_put_together():
 
 
 # experiments
+
+SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6}
 
 
 def read_trainings(folder):
