@@ -7,6 +7,7 @@ import torch
 
 import fedthe
 from fedthe import records, tree
+from fedthe.engine.clients import Clients
 from fedthe.engine.loop import Loop
 from fedthe.engine.shards import Shards
 from fedthe.engine.stack import Stack
@@ -158,6 +159,19 @@ def test_a_run_trains_them_side_by_side(data, tmp_path, monkeypatch):
     assert results.table() == alone
     assert_same_trainings(tmp_path / "beside", tmp_path / "alone")
     assert all(facts["seconds"] > 0 for facts in results.trainings.values())
+
+
+def test_with_the_clients_states_on_file(data, tmp_path, monkeypatch):
+    whole = Clients.start
+    monkeypatch.setattr(Clients, "start", lambda first, count, file=None, budget=0: whole(first, count, file, 0))
+    names = ["apfl", "fedavg", "fedrod", "fedthe"]
+    alone = run_alone(data, tmp_path / "alone", names, keep=[1], participation=0.5)
+    out, rounds = str(tmp_path / "beside"), count_rounds(monkeypatch)
+    settings = SMALL | {"keep": [1], "participation": 0.5}
+    assert fedthe.run(dataset=data, methods=names, out=out, **settings).table() == alone
+    assert rounds == ["Beside"] * 4
+    assert list((tmp_path / "beside" / "trainings").glob("*.clients"))
+    assert_same_trainings(tmp_path / "beside", tmp_path / "alone")
 
 
 def test_a_method_added_later_goes_alone_and_a_longer_run_goes_on_together(data, tmp_path, monkeypatch):

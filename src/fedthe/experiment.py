@@ -215,7 +215,7 @@ def _train_all(
     for trained, served in trainings.items():
         alike = [each for each in trainings if find_sender(each) == find_sender(trained)]
         for some in _split(works, works[0].engine.together):
-            if trained is alike[0]:
+            if trained is alike[0] and len(alike) > 1:
                 train_beside(some, {each: list(trainings[each]) for each in alike})
             for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
                 yield trained, served, work, outcome
@@ -365,8 +365,9 @@ def train_beside(works: Sequence[_Work], trainings: Mapping[Method, list[str]]) 
         {each: work.begin(each, file) for each, file in its.items()} for work, its in zip(works, files, strict=True)
     ]
     left = [each for each in trainings if any(some[each].round < works[0].config.rounds for some in begun)]
-    joined = [put_beside({each: some[each] for each in left}) for some in begun] if len(left) > 1 else [None]
-    pairs = [pair for pair in joined if pair is not None]
+    if len(left) < 2:
+        return
+    pairs = [pair for some in begun if (pair := put_beside({each: some[each] for each in left}))]
     if len(pairs) == len(works):
         method, own = pairs[0][0], [{each: its[each] for each in left} for its in files]
         _train(works, method, [reached for _, reached in pairs], own, partial(take_apart, method))
