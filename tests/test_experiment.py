@@ -197,7 +197,7 @@ import fedthe.experiment
 if float(sys.argv[3]):
     threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
 began = time.monotonic()
-r = fedthe.run(dataset=sys.argv[1], methods=["fedthe", "fedavg"], clients=3, dirichlet=1.0, local_epochs=1,
+r = fedthe.run(dataset=sys.argv[1], methods=["fedthe", "fedavg", "fedrod"], clients=3, dirichlet=1.0, local_epochs=1,
                samples=6, checkpoint_seconds=0.0, out=sys.argv[2], **{"rounds": 20} | json.loads(sys.argv[4]))
 rows = [[row.method, row.seed, row.test, row.client, row.right] for row in r.rows]
 print(json.dumps({"rows": rows, "seconds": time.monotonic() - began}), flush=True)
