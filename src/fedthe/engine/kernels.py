@@ -109,8 +109,8 @@ def weight_grad_splits(rows: int, c: int, o: int, taps: int, tiles: Tiles) -> in
     """Into how many parts the sum over positions is cut, so that few clients with few weights still fill a card.
 
     One client alone may have very many positions, namely all images of all clients where they share a weight. The parts
-    are written and read again, so they are to be small beside images and gradients. Where one tile has all weights of
-    a linear layer over tokens, sixteen parts would be more than these.
+    are written and read again, so they are to be small beside images and gradients. With the large tiles of
+    linear layers over tokens, sixteen of them would be as much as these.
     """
     programs = _cdiv(taps * c, tiles.m) * _cdiv(tiles.pixels * o, tiles.n)
     enough = 16 if tiles.m * tiles.n <= 128 * 64 else 4

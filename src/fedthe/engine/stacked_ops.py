@@ -517,12 +517,15 @@ def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, made: Tensor | None,
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Positions of tokens, and attention, on a card only. That has no weights: clients are more images
+# Positions of tokens, and attention, on a card only. Attention has no weights: clients are more images
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 class AddPositions(Function):
-    """Tokens x [n, tokens, d] plus float32 positions [tokens, d], in x's type"""
+    """Tokens x [n, tokens, d] plus float32 positions [tokens, d], in x's type
+
+    Torch's own sum would be float32, or else round the gradient by the positions.
+    """
 
     generate_vmap_rule = True
 
