@@ -109,10 +109,12 @@ def weight_grad_splits(rows: int, c: int, o: int, taps: int, tiles: Tiles) -> in
     """Into how many parts the sum over positions is cut, so that few clients with few weights still fill a card.
 
     One client alone may have very many positions, namely all images of all clients where they share a weight. The parts
-    are written and read again, so they are to be small beside images and gradients.
+    are written and read again, so they are to be small beside images and gradients. With the large tiles of
+    linear layers over tokens, sixteen of them would be as much as these.
     """
     programs = _cdiv(taps * c, tiles.m) * _cdiv(tiles.pixels * o, tiles.n)
-    wanted = max(16 // programs, min(64, rows >> 15))
+    enough = 16 if tiles.m * tiles.n <= 128 * 64 else 4
+    wanted = max(enough // programs, min(64, rows >> 15))
     cheap = rows * (c + o) // (4 * taps * c * o)
     return max(1, min(wanted, cheap, _cdiv(rows, tiles.k * tiles.pixels)))
 
@@ -758,6 +760,7 @@ def _attend_kernel(
     EACH: constexpr,
     SCALE: constexpr,
     PRECISION: constexpr,
+    WIDEN: constexpr,
     BT: constexpr,
     BE: constexpr,
 ) -> None:
@@ -772,14 +775,18 @@ def _attend_kernel(
     q = tl.load(source + at, mask=ok, other=0.0)
     k = tl.load(source + HEADS * EACH + at, mask=ok, other=0.0)
     v = tl.load(source + 2 * HEADS * EACH + at, mask=ok, other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
+        k = k.to(tl.float32)
+        v = v.to(tl.float32)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
     share = tl.exp(scores - tl.max(scores, 1)[:, None])
     share = share / tl.sum(share, 1)[:, None]
-    mixed = tl.dot(share, v, input_precision=PRECISION)
+    mixed = tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
     to = out + pid // HEADS * (TOKENS * HEADS * EACH) + head * EACH
-    tl.store(to + (t * (HEADS * EACH))[:, None] + e[None, :], mixed, mask=ok)
+    tl.store(to + (t * (HEADS * EACH))[:, None] + e[None, :], mixed.to(out.dtype.element_ty), mask=ok)
 
 
 @_jit
@@ -792,6 +799,7 @@ def _attend_grad_kernel(
     EACH: constexpr,
     SCALE: constexpr,
     PRECISION: constexpr,
+    WIDEN: constexpr,
     BT: constexpr,
     BE: constexpr,
 ) -> None:
@@ -808,18 +816,25 @@ def _attend_grad_kernel(
     v = tl.load(qkv + 2 * HEADS * EACH + at, mask=ok, other=0.0)
     slopes = g + pid // HEADS * (TOKENS * HEADS * EACH) + head * EACH
     slope = tl.load(slopes + (t * (HEADS * EACH))[:, None] + e[None, :], mask=ok, other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
+        k = k.to(tl.float32)
+        v = v.to(tl.float32)
+        slope = slope.to(tl.float32)
 
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
     share = tl.exp(scores - tl.max(scores, 1)[:, None])
     share = share / tl.sum(share, 1)[:, None]
-    by_v = tl.dot(tl.trans(share), slope, input_precision=PRECISION)
-    tl.store(out + 2 * HEADS * EACH + at, by_v, mask=ok)
+    by_v = tl.dot(tl.trans(share.to(slope.dtype)), slope, input_precision=PRECISION)
+    tl.store(out + 2 * HEADS * EACH + at, by_v.to(out.dtype.element_ty), mask=ok)
 
     by_share = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
-    by_score = share * (by_share - tl.sum(share * by_share, 1)[:, None]) * SCALE
-    tl.store(out + at, tl.dot(by_score, k, input_precision=PRECISION), mask=ok)
-    tl.store(out + HEADS * EACH + at, tl.dot(tl.trans(by_score), q, input_precision=PRECISION), mask=ok)
+    by_score = (share * (by_share - tl.sum(share * by_share, 1)[:, None]) * SCALE).to(q.dtype)
+    by_q = tl.dot(by_score, k, input_precision=PRECISION)
+    tl.store(out + at, by_q.to(out.dtype.element_ty), mask=ok)
+    by_k = tl.dot(tl.trans(by_score), q, input_precision=PRECISION)
+    tl.store(out + HEADS * EACH + at, by_k.to(out.dtype.element_ty), mask=ok)
 
 
 @_jit
@@ -1233,7 +1248,7 @@ def _rows(t: Tensor) -> tuple[Tensor, int]:
 
 
 def attend(qkv: Tensor, how: Attention) -> Tensor:
-    """float32 [n, tokens, 3 heads width] -> [n, tokens, heads width]"""
+    """[n, tokens, 3 heads width] -> [n, tokens, heads width] in the same type; softmax and sums are float32."""
     n, tokens, _ = qkv.shape
     out = qkv.new_empty((n, tokens, how.heads * how.width))
     with torch.cuda.device_of(qkv):
@@ -1247,14 +1262,14 @@ def attend_grad(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
     out = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(qkv):
         shape = _attend_launch(tokens, how)
-        _attend_grad_kernel[(n * how.heads,)](g.contiguous(), qkv.contiguous(), out, **shape)
+        _attend_grad_kernel[(n * how.heads,)](g.to(qkv.dtype).contiguous(), qkv.contiguous(), out, **shape)
     return out
 
 
 def _attend_launch(tokens: int, how: Attention) -> dict[str, Any]:
     blocks = {"BT": _power_of_two(tokens, 16, 2 * tokens), "BE": _power_of_two(how.width, 16, 2 * how.width)}
     shape = {"TOKENS": tokens, "HEADS": how.heads, "EACH": how.width, "SCALE": how.width**-0.5}
-    return {**shape, **blocks, "PRECISION": how.precision, "num_warps": ATTEND_WARPS}
+    return {**shape, **blocks, "PRECISION": how.precision, "WIDEN": INTERPRETED, "num_warps": ATTEND_WARPS}
 
 
 def cut_batches(

@@ -11,6 +11,7 @@ Convolution is linear in the image and in the weight, so three functions hold al
 convolution, its gradient by the image and its gradient by the weight. All three take stacked tensors, images
 [S, n, c, h, w] and weights [S, o, c, kh, kw]; a level of `vmap` adds to S. Images are of the mode's type, weights
 float32. Memory is [S, n, h, w, c] throughout: elementwise functions keep that, so nothing is copied between layers.
+A linear layer is a convolution of images with one pixel.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..data.augment import has_triton
 from ..nets.layers import (
+    add_positions,
+    add_positions_plainly,
     attend,
     attend_plainly,
     conv_beside,
@@ -103,7 +106,7 @@ class Norm:
 class Attention:
     heads: int
     width: int  # of a head
-    precision: str
+    precision: str = FULL
 
 
 def _out(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> Pair:
@@ -514,12 +517,33 @@ def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, made: Tensor | None,
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Attention, on a card only. It has no weights: clients are more images
+# Positions of tokens, and attention, on a card only. Attention has no weights: clients are more images
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+class AddPositions(Function):
+    """Tokens x [n, tokens, d] plus float32 positions [tokens, d], in x's type
+
+    Torch's own sum would be float32, or else round the gradient by the positions.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, positions: Tensor) -> Tensor:
+        return x + positions.to(x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None]:
+        return g, g.sum(0, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+
+
 class Attend(Function):
-    """float32 qkv [n, tokens, 3 heads width] -> [n, tokens, heads width]"""
+    """qkv [n, tokens, 3 heads width] -> [n, tokens, heads width]"""
 
     @staticmethod
     def forward(qkv: Tensor, how: Attention) -> Tensor:
@@ -556,8 +580,8 @@ class AttendGrad(Function):
         """Few methods come here, so this is torch's own work."""
 
         def grads(g: Tensor, qkv: Tensor) -> Tensor:
-            back: Any = torch.func.vjp(lambda qkv: attend_plainly(qkv, ctx.how.heads), qkv)[1]
-            return back(g)[0]  # type: ignore[no-any-return]
+            back: Any = torch.func.vjp(lambda qkv: attend_plainly(qkv.float(), ctx.how.heads), qkv)[1]
+            return back(g.float())[0]  # type: ignore[no-any-return]
 
         back: Any = torch.func.vjp(grads, *ctx.saved_tensors)[1]
         return *back(v), None
@@ -573,11 +597,11 @@ class AttendGrad(Function):
 
 
 class StackedOps(TorchFunctionMode):
-    """Within it torch's layers named in `OURS` are ours. `dtype`: bfloat16 or float32, of images between layers.
+    """Within it torch's layers named in `OURS` are ours. `dtype`: bfloat16 or float32, of images and tokens.
 
     bfloat16 lives from a convolution to the first function that meets float32 or adds up: there it is cast up. With
-    `own_linear` a linear layer on a card runs in our kernel, on float32: its bits then do not depend on how many are
-    stacked, as those of a batched product by cuBLAS may. What our functions do not cover falls through to torch's.
+    `own_linear` a linear layer on a card runs in our kernel: its bits then do not depend on how many are stacked, as
+    those of a batched product by cuBLAS may. What our functions do not cover falls through to torch's.
     """
 
     def __init__(self, dtype: torch.dtype, own_linear: bool = True) -> None:
@@ -586,6 +610,10 @@ class StackedOps(TorchFunctionMode):
             raise ValueError(f"dtype must be torch.bfloat16 or torch.float32, not {dtype}.")
         self.dtype = dtype
         self.own_linear = own_linear
+
+    def type_of(self, x: Tensor) -> torch.dtype:
+        """Of what a layer makes of tokens x [n, tokens, d]; plain vectors stay float32, since logits are such."""
+        return self.dtype if x.ndim > 2 else torch.float32
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -749,14 +777,14 @@ def _layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Any:
-    """In float32. Rows are groups of an image with one pixel, as many as make a good block."""
+    """With float32 within. Rows are groups of an image with one pixel, as many as make a good block."""
     covered = use_kernels(input) and input.ndim > 1 and 0 not in input.shape and input.dtype in TYPES
     width = input.shape[-1] if input.ndim else 0
     if not covered or tuple(normalized_shape) != (width,) or width > LAYER_BLOCK:
         return NotImplemented
     block = 1 << (LAYER_BLOCK // width).bit_length() - 1  # a power of two
     groups = math.gcd(input.numel() // width, block)
-    images = input.float().reshape(-1, groups * width)[:, :, None, None]
+    images = input.to(mode.type_of(input)).reshape(-1, groups * width)[:, :, None, None]
     y = _norm(images, weight, bias, None, width, Norm(groups, eps, shared=True))
     return y if y is NotImplemented else y.reshape(input.shape)
 
@@ -778,16 +806,16 @@ def _linear(
         return NotImplemented
     if input.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         return NotImplemented
-    precision = FAST if mode.dtype == torch.bfloat16 else FULL
+    dtype, precision = mode.type_of(input), FAST if mode.dtype == torch.bfloat16 else FULL
     x = input.reshape(-1, input.shape[-1])[:, :, None, None]
-    beside = beside if beside is None else beside.reshape(-1, len(weight))[:, :, None, None]
-    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), torch.float32, precision, bias, beside)
+    beside = beside if beside is None else beside.to(dtype).reshape(-1, len(weight))[:, :, None, None]
+    y = convolve(x, weight[:, :, None, None], (1, 1), (0, 0), dtype, precision, bias, beside)
     return y.reshape(*input.shape[:-1], len(weight))
 
 
 def _linear_add(mode: StackedOps, beside: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     y: Any = NotImplemented
-    if beside.dtype == torch.float32 and beside.shape == (*x.shape[:-1], len(weight)):
+    if beside.dtype in (torch.float32, mode.type_of(x)) and beside.shape == (*x.shape[:-1], len(weight)):
         y = _linear(mode, x, weight, bias, beside)
     if y is NotImplemented:
         with mode:
@@ -795,16 +823,24 @@ def _linear_add(mode: StackedOps, beside: Tensor, x: Tensor, weight: Tensor, bia
     return y
 
 
+def _add_positions(mode: StackedOps, x: Tensor, positions: Tensor) -> Any:
+    covered = use_kernels(x) and x.ndim == 3 and x.shape[1:] == positions.shape
+    if covered and x.dtype == mode.dtype == torch.bfloat16 and positions.dtype == torch.float32:
+        return _run(AddPositions, x, positions)
+    with mode:
+        return add_positions_plainly(x, positions)
+
+
 ATTEND_MOST = 64  # tokens, and values of a head, that a kernel holds at once
 
 
 def _attend(mode: StackedOps, qkv: Tensor, heads: int) -> Any:
     width = qkv.shape[-1] // (3 * heads)
-    covered = use_kernels(qkv) and qkv.ndim == 3 and 0 not in qkv.shape and qkv.dtype == torch.float32
+    covered = use_kernels(qkv) and qkv.ndim == 3 and 0 not in qkv.shape and qkv.dtype in TYPES
     if not covered or qkv.shape[-1] != 3 * heads * width or max(qkv.shape[1], width) > ATTEND_MOST:
         with mode:
             return attend_plainly(qkv, heads)
-    return _run(Attend, qkv, Attention(heads, width, FAST if mode.dtype == torch.bfloat16 else FULL))
+    return _run(Attend, qkv.to(mode.dtype), Attention(heads, width))
 
 
 def _pair(value: Any) -> Pair:
@@ -827,6 +863,7 @@ OURS: dict[Callable[..., Any], Callable[..., Any]] = {
     F.linear: _linear,
     conv_beside: _conv_beside,
     norm_relu: _norm_relu,
+    add_positions: _add_positions,
     linear_add: _linear_add,
     attend: _attend,
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..tree import Tree
-from .layers import attend, linear_add
+from .layers import add_positions, attend, linear_add
 from .net import Net, Start, norm
 
 DIM, HEADS, LAYERS = 128, 2, 4
@@ -72,7 +72,7 @@ class CCT4(Net):
         for name in ("conv1", "conv2"):
             # relu after the pool: the same values and gradients as before it, on a quarter of the pixels
             x = F.relu(F.max_pool2d(F.conv2d(x, body[name], padding=1), 3, stride=2, padding=1))
-        x = x.flatten(2).transpose(1, 2) + body["positions"]  # [n, tokens, DIM]
+        x = add_positions(x.flatten(2).transpose(1, 2), body["positions"])  # [n, tokens, DIM]
         for i in range(LAYERS):
             layer = body[f"layer{i}"]
             y = attend(F.linear(_norm(x, layer["norm1"]), layer["qkv"]), HEADS)

@@ -48,6 +48,14 @@ def norm_relu_plainly(
 norm_relu = _offered(norm_relu_plainly)
 
 
+def add_positions_plainly(x: Tensor, positions: Tensor) -> Tensor:
+    """Tokens x [n, tokens, dim] plus a parameter for the position of each, [tokens, dim]"""
+    return x + positions
+
+
+add_positions = _offered(add_positions_plainly)
+
+
 def linear_add_plainly(beside: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return beside + F.linear(x, weight, bias)
 
