@@ -237,6 +237,22 @@ def test_models_larger_than_a_record_take_several_slots(tmp_path):
         assert torch.equal(kept.take([3, 1, 2])["w"], torch.stack([shared[k]["w"] for k in (3, 1, 2)]))
 
 
+@pytest.mark.parametrize("at", [module.HEADER, module.HEADER + 11, -1])
+def test_a_damaged_byte_is_an_error(at, tmp_path):
+    clients = put(start(0, tmp_path / "file"), [0, 1], 0)
+    size, slot = clients.layout.slot, int(clients.places[1])
+    with (tmp_path / "file").open("r+b") as file:
+        file.seek(slot * size + at % size)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
+    clients[0]
+    with pytest.raises(InputError, match="file is damaged; delete the checkpoint"):
+        clients[1]
+    with pytest.raises(InputError, match="is damaged"):
+        clients.take([0, 1])
+
+
 def test_an_overwritten_state_is_an_error_and_not_another_clients():
     old = put(start(0), [0, 1], 0)
     new = put(old, [0, 1], 1)

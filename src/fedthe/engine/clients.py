@@ -17,6 +17,7 @@ import os
 import sys
 import tempfile
 import weakref
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from ..tree import Tree
 
 RECEIVED = 32  # received models kept in memory; every checkpoint holds them too. Older ones go to the file.
 BLOCK = 4096  # slots begin at multiples of it: a write cut short by a power failure cannot touch a neighbour
-HEADER = 16  # bytes before a slot's data: the round and the client, as int64
+HEADER = 32  # bytes before a slot's data: the round, the client and the data's CRC-32, as int64
 
 Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape, without an axis of clients
 
@@ -400,7 +401,8 @@ class _Slots:
     def write(self, slot: int, round: int, client: int, data: np.ndarray) -> None:
         assert self.opened is not None
         self.opened.seek(slot * self.size)
-        for part in (np.array([round, client], np.int64).view(np.uint8), data):
+        head = np.array([round, client, zlib.crc32(data.data), 0], np.int64)
+        for part in (head.view(np.uint8), data):
             left = part.data
             while left:  # a disk that fills up may first take a part
                 left = left[self.opened.write(left) :]
@@ -410,13 +412,16 @@ class _Slots:
         if self.opened is None or (slot + 1) * self.size > self.opened.seek(0, os.SEEK_END):
             raise InputError(f"{self.path} is shorter than it was; delete the checkpoint to train again.")
         record = np.memmap(self.opened, np.uint8, "r", slot * self.size, (self.size,))
-        if record[:HEADER].view(np.int64).tolist() != [round, client]:
+        *whose, crc, _ = record[:HEADER].view(np.int64).tolist()
+        if whose != [round, client]:
             what = f"client {client}" if client >= 0 else "the model"
             raise InputError(
                 f"{self.path or 'the temporary file'} no longer holds {what} of round {round}, for something newer was "
                 f"written there; delete the checkpoint to train again."
             )
         data: np.ndarray = record[HEADER:]
+        if zlib.crc32(data.data) != crc:
+            raise InputError(f"{self.path or 'the temporary file'} is damaged; delete the checkpoint to train again.")
         return data
 
     def sync(self) -> None:
