@@ -1,6 +1,6 @@
 """Methods that send the same, trained side by side: each has the bits that it has alone."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,12 +13,14 @@ from fedthe.engine.shards import Shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import put_beside, start, take_apart, train_together
 from fedthe.engine.visit import Progress, Run
+from fedthe.errors import InputError
 from fedthe.methods import METHODS
 from fedthe.methods.apfl import APFL
-from fedthe.methods.base import Method, find_sender
+from fedthe.methods.base import Method, Predictor, find_sender
 from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.methods.finetune import BalancedFedAvg
+from fedthe.methods.term import TERM
 from test_methods import ALL, NET, PAPER, SETTINGS, make_data, make_federation, trained
 
 ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
@@ -96,12 +98,63 @@ def test_what_is_sent_once():
     assert len({senders[name] for name in PAPER}) == 6
 
 
-@pytest.mark.parametrize("hook", ["init", "local", "aggregate", "loss"])
-def test_a_subclass_that_sends_something_else_goes_alone(hook):
-    lost = type("Mine", (FedRoD,), {hook: lambda self, *args: None})(NET)
-    assert find_sender(lost) == lost.trains_as() != find_sender(FedRoD(NET))
-    kept = type("Mine", (FedRoD,), {"personalize": lambda self, *args: None})(NET)
-    assert find_sender(kept) == find_sender(FedRoD(NET))
+class OfTwo(APFL, TERM):
+    """APFL's clients, TERM's loss."""
+
+
+def test_what_a_class_says_does_not_hold_for_its_subclasses():
+    for kind in (type("Mine", (FedRoD,), {}), type("Mine", (TwoHeads,), {"trains_as": Method.trains_as}), OfTwo):
+        assert find_sender(kind(NET)) == kind(NET).trains_as()
+        assert type(find_sender(kind(NET))) is kind
+    says = type("Mine", (FedRoD,), {"sends_as": FedRoD.sends_as})
+    assert find_sender(says(NET)) == find_sender(FedRoD(NET))
+
+
+@dataclass(frozen=True)
+class Described(TwoHeads):
+    """Sends the network that TwoHeads sends, and another descriptor."""
+
+    def personalize(self, fit, shared, mine, shard):
+        made = super().personalize(fit, shared, mine, shard)
+        return made | {"own_descriptor": made["own_descriptor"].clamp(max=0.1)}
+
+    def trains_as(self):
+        return replace(self, predictor=Predictor())
+
+    def sends_as(self):
+        return BalancedFedAvg(self.net)
+
+
+@dataclass(frozen=True)
+class Nested(Method):
+    """Sends one leaf more, within the head."""
+
+    def init(self, params):
+        shared = params | {"head": params["head"] | {"temperature": torch.ones(1)}}
+        return shared, shared
+
+    def sends_as(self):
+        return Method(self.net)
+
+
+@pytest.mark.parametrize(
+    ("names", "beside"),
+    [
+        (["described", "fedthe"], False),
+        (["fedthe", "described", "fedrod"], False),
+        (["described", "fedrod"], True),
+        (["fedavg", "nested"], True),
+        (["apfl", "nested", "fedavg"], True),
+    ],
+)
+def test_what_only_some_of_them_share(names, beside, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(fedthe.METHODS, "described", Described)
+    monkeypatch.setitem(fedthe.METHODS, "nested", Nested)
+    alone = run_alone(data, tmp_path / "alone", names)
+    rounds = count_rounds(monkeypatch)
+    assert fedthe.run(dataset=data, methods=names, out=str(tmp_path / "beside"), **SMALL).table() == alone
+    assert ("Beside" in rounds) == beside
+    assert_same_trainings(tmp_path / "beside", tmp_path / "alone")
 
 
 def test_what_is_not_the_same_is_not_put_together():
@@ -195,6 +248,32 @@ def test_those_in_different_rounds_go_on_alone(data, tmp_path, monkeypatch):
     assert rounds == ["TwoHeads", "FedRoD", "FedRoD"]
 
 
+def test_seeds_that_are_ahead_do_not_keep_the_others_apart(data, tmp_path, monkeypatch):
+    out, more = str(tmp_path / "run"), {"engine": "stack"}
+    fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | more)
+    rounds = count_rounds(monkeypatch)
+    fedthe.run(dataset=data, methods=["fedthe", "fedrod"], seeds=[0, 1, 2], out=out, **SMALL | more)
+    assert rounds == ["Beside"] * 2 + ["FedRoD"] * 2  # seeds 1 and 2, then what seed 0 has not
+
+
+class Stops(FedRoD):
+    def personalize(self, fit, shared, mine, shard):
+        raise InputError("mine is wrong.")
+
+    def sends_as(self):
+        return BalancedFedAvg(self.net)
+
+
+def test_an_error_of_one_does_not_keep_the_other_from_being_trained(data, tmp_path, monkeypatch):
+    monkeypatch.setitem(fedthe.METHODS, "stops", Stops)
+    alone = run_alone(data, tmp_path / "alone", ["fedthe"])
+    with pytest.raises(InputError, match="mine is wrong"):
+        fedthe.run(dataset=data, methods=["fedthe", "stops"], out=str(tmp_path / "run"), **SMALL)
+    rounds = count_rounds(monkeypatch)
+    assert fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "run"), **SMALL).table() == alone
+    assert rounds == []
+
+
 class Explodes(FedRoD):
     """Its personal head diverges in the second round, and only that."""
 
@@ -203,6 +282,9 @@ class Explodes(FedRoD):
         changed = (shared["body"]["conv1"] - self.net.init(0)["body"]["conv1"]).abs().sum() > 0
         personal = tree.map_leaves(lambda leaf: torch.where(changed, leaf + float("inf"), leaf), made["personal"])
         return made | {"personal": personal}
+
+    def sends_as(self):
+        return BalancedFedAvg(self.net)
 
 
 def test_one_that_diverges_does_not_take_the_other_with_it(data, tmp_path, monkeypatch):

@@ -230,6 +230,17 @@ def test_killed_ten_times_it_gives_the_numbers_of_a_run_that_was_not(how, data, 
         assert all(torch.equal(x, tree.flatten(b.shared)[n]) for n, x in tree.flatten(a.shared).items())
 
 
+def test_a_round_to_keep_takes_the_place_of_a_training_that_was_stopped_before_it(data, tmp_path):
+    out, folder = str(tmp_path / "run"), tmp_path / "run" / "trainings"
+    fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
+    (path,) = folder.glob("*-2.safetensors")
+    stopped = path.with_name(path.name.replace("-2.", "-4."))
+    records.copy_progress(path, stopped)
+    fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 5, "keep": [2, 4]})
+    assert [records.read_round(each) for each in sorted(folder.glob("*.safetensors"))] == [2, 4, 5]
+    assert len(records.load_progress(stopped).losses) == 4
+
+
 def test_words_change_a_file_and_lists_are_split(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('rounds = 7\nmethods = ["fedavg"]\n[hyper.fedthe]\nalpha = 0.3\n')

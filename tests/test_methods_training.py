@@ -576,15 +576,26 @@ def test_what_is_trained_once():
         assert kind(NET, predictor=memo).trains_as() == kind(NET, predictor=Predictor()) != Method(NET)
 
 
-@pytest.mark.parametrize("hook", ["init", "personalize", "local", "aggregate", "loss"])
-@pytest.mark.parametrize("kind", [FineTune, FedTHE])
+@pytest.mark.parametrize(
+    ("kind", "hook"),
+    [
+        *((kind, hook) for kind in (FineTune, FedTHE) for hook in ("init", "local", "aggregate", "loss")),
+        *((FedTHE, hook) for hook in ("personalize", "personal_loss", "_loss")),
+    ],
+)
 def test_what_training_would_ignore_is_refused(kind, hook):
     lost = type("Mine", (kind,), {hook: lambda self, *args: None})
     with pytest.raises(InputError, match=f"Mine overrides {hook}, .* override trains_as as well"):
         lost(NET).check()
     type("Mine", (lost,), {"trains_as": Method.trains_as})(NET).check()
     type("Mine", (Method,), {hook: lambda self, *args: None})(NET).check()
-    type("Mine", (kind,), {"logits": lambda self, *args: None})(NET).check()
+
+
+def test_what_training_does_not_call_may_be_overridden():
+    for kind, hook in ((FineTune, "personalize"), (FineTune, "logits"), (FedTHE, "logits"), (FedTHE, "heads")):
+        type("Mine", (kind,), {hook: lambda self, *args: None})(NET).check()
+    with pytest.raises(InputError, match="Mine overrides loss"):
+        type("Mine", (FineTune, TERM), {})(NET).check()  # TERM's
 
 
 def test_fine_tuning_is_the_same_whether_trained_as_fedavg_or_as_itself():

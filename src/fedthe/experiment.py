@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from .config import Config, make_config
 from .data import load_dataset
 from .data.plan import CORRUPTION_VERSION, Federation, build
 from .data.pool import Pool
+from .engine.beside import Beside
 from .engine.evaluate import answer_stream, score
 from .engine.memory import measure_peak
 from .engine.pick import pick_engine
@@ -355,22 +357,21 @@ def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> lis
 
 
 def train_beside(works: Sequence[_Work], trainings: Mapping[Method, list[str]]) -> None:
-    """What is left of trainings that send the same, if they are in the same round; else nothing is done.
+    """What is left of trainings that send the same, where they are in the same round.
 
-    Their checkpoints are as if each had been trained alone. Where a run diverges it stops: who it was shows when each
-    goes on alone.
+    Their checkpoints are as if each had been trained alone, and each is asked for alone afterwards. So whatever goes
+    wrong here stops nothing: whose it is shows then.
     """
-    files = [{method: work.checkpoint(method, served) for method, served in trainings.items()} for work in works]
-    begun = [
-        {each: work.begin(each, file) for each, file in its.items()} for work, its in zip(works, files, strict=True)
-    ]
-    left = [each for each in trainings if any(some[each].round < works[0].config.rounds for some in begun)]
-    if len(left) < 2:
-        return
-    pairs = [pair for some in begun if (pair := put_beside({each: some[each] for each in left}))]
-    if len(pairs) == len(works):
-        method, own = pairs[0][0], [{each: its[each] for each in left} for its in files]
-        _train(works, method, [reached for _, reached in pairs], own, partial(take_apart, method))
+    lots: dict[Beside, list[tuple[_Work, dict[Method, _Checkpoint], Progress]]] = {}
+    with suppress(Exception):
+        for work in works:
+            left = {each: work.checkpoint(each, served) for each, served in trainings.items() if not work.has(each)}
+            pair = put_beside({each: work.begin(each, file) for each, file in left.items()}) if len(left) > 1 else None
+            if pair is not None:
+                lots.setdefault(pair[0], []).append((work, left, pair[1]))
+        for method, lot in lots.items():
+            some, files, begun = zip(*lot, strict=True)
+            _train(some, method, begun, files, partial(take_apart, method))
 
 
 def _train(
@@ -459,6 +460,10 @@ class _Work:
     def place_of(self, method: Method, rounds: int) -> Path:
         return self.folder / "trainings" / f"{self._path_of(method)}-{rounds}.safetensors"
 
+    def has(self, method: Method) -> bool:
+        """Whether its training is there, all rounds of it."""
+        return records.read_round(self.place_of(method, self.config.rounds)) == self.config.rounds
+
     def begin(self, method: Method, checkpoint: _Checkpoint) -> Progress:
         """Where this training was; or where the furthest one of fewer rounds was; or the start."""
         found = records.load_progress(checkpoint.path, self.engine.device)
@@ -473,7 +478,8 @@ class _Work:
     def keep(self, method: Method, checkpoint: _Checkpoint, reached: Progress) -> None:
         """A checkpoint of this round stays, if it is one of those to keep."""
         place = self.place_of(method, reached.round)
-        if reached.round in self.config.keep and reached.round < self.config.rounds and not place.exists():
+        wanted = reached.round in self.config.keep and reached.round < self.config.rounds
+        if wanted and records.read_round(place) != reached.round:  # it may be there, but not finished
             records.copy_progress(checkpoint.path, place)
 
     def _adopt_shorter(self, method: Method, path: Path) -> Progress | None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from .. import tree
 from ..methods.base import Fit, Method
 from ..tree import Tree
 from ..types import Shard
@@ -21,8 +22,8 @@ T = TypeVar("T")
 class Beside(Method):
     """Some methods as one. A client's state has a branch for each, by its number."""
 
-    parts: tuple[Method, ...] = ()  # the first one sends all that the others do, or more
-    keys: tuple[tuple[str, ...], ...] = ()  # what each of them sends
+    parts: tuple[Method, ...] = ()  # the first one shares all that the others do, or more
+    leaves: tuple[frozenset[str], ...] = ()  # that each of them shares, by their dotted names
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
         return {
@@ -38,7 +39,7 @@ class Beside(Method):
 
     def pick(self, shared: Tree, part: int) -> Tree:
         """What one of the methods knows of what all share."""
-        return {key: shared[key] for key in self.keys[part]}
+        return tree.unflatten({name: leaf for name, leaf in tree.flatten(shared).items() if name in self.leaves[part]})
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .. import rng, tree
 from ..methods.base import Method
@@ -91,17 +92,26 @@ def deploy_some(
 
 def put_beside(reached: Mapping[Method, Progress]) -> tuple[Beside, Progress] | None:
     """Methods that send the same as one, if they are in the same round of the same run."""
-    order = sorted(reached, key=lambda method: -len(tree.flatten(reached[method].shared)))
-    first = reached[order[0]]
-    sent = tree.flatten(first.shared)
-    for each in reached.values():
-        leaves = tree.flatten(each.shared)
-        same = each.losses == first.losses and leaves.keys() <= sent.keys()
-        if not same or not all(torch.equal(leaf, sent[name]) for name, leaf in leaves.items()):
+    shared = {method: tree.flatten(progress.shared) for method, progress in reached.items()}
+    parts = sorted(reached, key=lambda method: -len(shared[method]))
+    first, most, network = reached[parts[0]], shared[parts[0]], parts[0].net.starts()
+    for method in parts[1:]:
+        # what goes around beside the network means the same within one class alone
+        foreign = type(method) is not type(parts[0]) and not shared[method].keys() <= network.keys()
+        if foreign or reached[method].losses != first.losses or not _is_part(shared[method], most):
             return None
-    method = Beside(order[0].net, parts=tuple(order), keys=tuple(tuple(reached[each].shared) for each in order))
-    states = tuple(mine for each in order if isinstance(mine := reached[each].mine, Clients))
-    return method, replace(first, mine=ClientsBeside(states))
+    states = tuple(_one_method(reached[method].mine) for method in parts)
+    leaves = tuple(frozenset(shared[method]) for method in parts)
+    return Beside(parts[0].net, parts=tuple(parts), leaves=leaves), replace(first, mine=ClientsBeside(states))
+
+
+def _is_part(leaves: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> bool:
+    return all(name in whole and torch.equal(leaf, whole[name]) for name, leaf in leaves.items())
+
+
+def _one_method(states: Clients | ClientsBeside) -> Clients:
+    assert isinstance(states, Clients)
+    return states
 
 
 def take_apart(method: Beside, reached: Progress) -> dict[Method, Progress]:

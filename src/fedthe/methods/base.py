@@ -7,8 +7,9 @@ holds hyperparameters only. State goes in and comes out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from inspect import getmembers, isfunction
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -21,8 +22,6 @@ from ..tree import Tree
 from ..types import Batch, Shard
 from .losses import cross_entropy
 
-SENDING = ("init", "local", "aggregate", "loss")  # what a round calls for what goes around
-TRAINING = (*SENDING, "personalize")  # and for what stays
 Loss = Callable[[Tree, Tree, Batch], Tensor]  # what is trained, what is given, a batch -> one loss per sample
 
 
@@ -194,36 +193,39 @@ class Method:
         return replace(self, predictor=Predictor())
 
     def sends_as(self) -> Method:
-        """The plain method whose rounds do the same to what both of them share; those with an equal one are trained
-        side by side, and what they share only once."""
+        """The plain method whose rounds do the same to the network that goes around: methods with an equal one are
+        trained side by side, and the network once. What a class says of itself does not hold for its subclasses."""
         return self.trains_as()
 
     def check(self) -> None:
         """Refuse, before any work, what would not be done as it is written."""
         self.predictor.check(self)
-        ignored = list_overridden(self, "trains_as", TRAINING)
+        trained = self.trains_as()
+        ignored = list_ignored(type(self), type(trained))
         if ignored:
             raise InputError(
                 f"{type(self).__name__} overrides {ignored[0]}, which training would ignore, for it is trained as "
-                f"{type(self.trains_as()).__name__}; override trains_as as well."
+                f"{type(trained).__name__}; override trains_as as well."
             )
 
 
-def list_overridden(method: Method, saying: str, names: Sequence[str]) -> list[str]:
-    """Those of some functions that a subclass overrides without the one that says something about them.
+ANSWERING = ("logits", "heads", "check", "trains_as", "sends_as")  # what no round calls
 
-    What `Method` itself says is right for all.
-    """
-    classes = type(method).__mro__
-    says = next(i for i, each in enumerate(classes) if saying in vars(each))
-    if classes[says] is Method:
+
+def list_ignored(kind: type[Method], trained: type[Method]) -> list[str]:
+    """What a class overrides, but not the `trains_as` that it inherits from another."""
+    says = next(each for each in kind.__mro__ if "trains_as" in vars(each))
+    if says is Method:  # which trains what it is asked for
         return []
-    return [name for name in names for each in classes[:says] if name in vars(each)]
+    names = [name for name, _ in getmembers(says, isfunction) if not name.startswith("__") and name not in ANSWERING]
+    if trained.personalize is Method.personalize:  # clients only personalize to deploy
+        names.remove("personalize")
+    return [name for name in names if getattr(kind, name) is not getattr(says, name)]
 
 
 def find_sender(method: Method) -> Method:
-    """Its `sends_as`, unless it is a subclass that sends something else."""
-    return method.trains_as() if list_overridden(method, "sends_as", SENDING) else method.sends_as()
+    """Its `sends_as`, if its very class says so: a subclass may send something else."""
+    return method.sends_as() if "sends_as" in vars(type(method)) else method.trains_as()
 
 
 def describe(method: Any) -> dict[str, Any]:
