@@ -93,6 +93,7 @@ def accuracy_by(deployed, samples, logits):
 def test_every_figure_is_plain_data_and_can_be_drawn_from_it(name, small, tmp_path):
     measured = small.measure(name)
     assert measured["id"] == name
+    assert measured["environment"]["device"] == "cpu"
     assert measured["config"]["rounds"] == 3
     # 500 and 1000 rounds are on the mixture, whatever else a caller changes
     assert list(measured["tests"]) == (["mixture"] if name in ("curves-500", "curves-1000") else TESTS)

@@ -29,6 +29,7 @@ from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
 from ..pictures import TITLES
 from ..progress import track
+from ..records import describe_environment
 from ..text import clean, find_nearest
 from ..tree import Tree
 from ..types import Shard
@@ -75,6 +76,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
         "title": figure.title,
         "config": config.as_dict(),
         "tests": {test: titles[test] for test in tests},
+        "environment": describe_environment(get_engine(config.engine, config.device, config.precision).device),
         "data": figure.measure(config),
     }
     plain: dict[str, Any] = json.loads(json.dumps(measured, allow_nan=False))  # the same before and after a file
