@@ -14,6 +14,7 @@ import torch
 import fedthe
 from fedthe import records, tree
 from fedthe.config import Config, make_config, read_config
+from fedthe.data.pool import Pool
 from fedthe.engine.clients import Clients, split
 from fedthe.engine.visit import Progress
 from fedthe.errors import InputError
@@ -239,6 +240,24 @@ def test_a_round_to_keep_takes_the_place_of_a_training_that_was_stopped_before_i
     fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 5, "keep": [2, 4]})
     assert [records.read_round(each) for each in sorted(folder.glob("*.safetensors"))] == [2, 4, 5]
     assert len(records.load_progress(stopped).losses) == 4
+
+
+def test_standardized_images_are_another_training(data, tmp_path):
+    plain, other = (
+        fedthe.run(dataset=data, methods=["fedavg"], out=str(tmp_path / "run"), standardize=asked, **SMALL)
+        for asked in (False, True)
+    )
+    assert plain.trainings.keys().isdisjoint(other.trainings)
+    net = make_methods(Config(standardize=True), 3, 3, 16, ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))["fedavg"].net
+    assert (net.means, net.deviations) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+
+
+def test_the_moments_of_a_pool():
+    images = np.random.default_rng(0).integers(0, 256, (20, 5, 4, 3), dtype=np.uint8)
+    means, deviations = Pool("made", images, np.zeros(20, np.int64), ("a",)).moments
+    pixels = images / 127.5 - 1
+    assert means == pytest.approx(tuple(pixels.mean((0, 1, 2))))
+    assert deviations == pytest.approx(tuple(pixels.std((0, 1, 2))))
 
 
 def test_words_change_a_file_and_lists_are_split(tmp_path):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fedthe import tree
 from fedthe.errors import InputError
 from fedthe.nets import CCT4, CNN, NETS, ResNet20GN
+from fedthe.nets.standardized import standardize
 
 torch.set_num_threads(1)  # tiny tensors, and other tests beside this one
 
@@ -354,3 +355,22 @@ def test_refusals(make, says):
 def test_the_smallest_images():
     for net in (CNN(10, size=16), ResNet20GN(10, size=1), CCT4(10, size=1)):
         assert net.logits(net.init(0), images(2, 3, net.size, torch.float32)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_standardized_images(name):
+    net = NETS[name](4, 3, 16, 1)
+    means, deviations = (0.1, -0.2, 0.3), (0.5, 0.25, 2.0)
+    same, x = standardize(net, means, deviations), torch.rand(2, 3, 16, 16) * 2 - 1
+    params = same.init(0)
+    assert_same_trees(params, net.init(0))
+    by_hand = torch.stack([(x[:, c] - means[c]) / deviations[c] for c in range(3)], 1)
+    torch.testing.assert_close(same.features(params["body"], x), net.features(params["body"], by_hand), rtol=0, atol=0)
+    torch.testing.assert_close(same.logits(params, x), net.logits(params, by_hand), rtol=0, atol=0)
+    assert (same.feature_dim, same.hidden_dim, same.classes) == (net.feature_dim, net.hidden_dim, 4)
+
+
+def assert_same_trees(a, b):
+    a, b = tree.flatten(a), tree.flatten(b)
+    assert list(a) == list(b)
+    assert all(torch.equal(leaf, b[name]) for name, leaf in a.items())

@@ -49,6 +49,9 @@ class Config:
     net: str = "cnn"
     width: int = 1
     head_layers: int = 1
+    standardize: bool = (
+        False  # images to mean 0 and deviation 1 per channel, as the authors' code does; else in [-1, 1]
+    )
     # training
     rounds: int = 100
     participation: float = 1.0

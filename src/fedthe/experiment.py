@@ -36,12 +36,14 @@ from .methods.base import Method, describe, find_sender
 from .methods.fedthe import HeadEnsemble
 from .nets import NETS
 from .nets.net import Net
+from .nets.standardized import standardize
 from .progress import tell
 from .store import content_hash
 from .text import find_nearest
 from .tree import Tree
 
 T = TypeVar("T")
+Moments = tuple[tuple[float, ...], tuple[float, ...]]
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
 FORMAT = 2  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
@@ -228,7 +230,8 @@ def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
     engine = get_engine(config.engine, config.device, config.precision)
     make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
-    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config))
+    moments = dataset.pool.moments if config.standardize else None
+    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
     return methods, [
@@ -255,8 +258,12 @@ def group_by_training(methods: Mapping[str, Method]) -> dict[Method, dict[str, M
     return groups
 
 
-def make_methods(config: Config, classes: int, channels: int, size: int) -> dict[str, Method]:
+def make_methods(
+    config: Config, classes: int, channels: int, size: int, moments: Moments | None = None
+) -> dict[str, Method]:
+    """moments: of the images' channels, where networks standardize them."""
     net, known = make_net(config, classes, channels, size), METHODS | STUDIES
+    net = net if moments is None else standardize(net, *moments)
     methods = {}
     for name in dict.fromkeys((*config.methods, *config.hyper)):
         if name not in known:
