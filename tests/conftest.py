@@ -48,6 +48,17 @@ def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None
     return Pool(name, images, labels, tuple(f"class {c}" for c in range(classes or int(labels.max()) + 1)))
 
 
+def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods of all rounds that are trained from now on, by the names of their classes."""
+    from fedthe.engine import train
+
+    rounds: list[str] = []
+    monkeypatch.setattr(
+        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
+    )
+    return rounds
+
+
 @pytest.fixture
 def dataset() -> Dataset:
     """1,000 rows of ten classes, and a shifted pool that holds seven of them."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import fedthe
+from conftest import count_rounds
 from fedthe import records, tree
 from fedthe.engine.clients import Clients
 from fedthe.engine.loop import Loop
@@ -177,16 +178,6 @@ SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "sample
 
 def read_trainings(folder):
     return {path.stem: records.load_progress(path) for path in sorted((folder / "trainings").glob("*.safetensors"))}
-
-
-def count_rounds(monkeypatch):
-    from fedthe.engine import train
-
-    rounds = []
-    monkeypatch.setattr(
-        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
-    )
-    return rounds
 
 
 def run_alone(data, folder, names, **settings):

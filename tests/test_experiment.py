@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fedthe
+from conftest import count_rounds
 from fedthe import records, tree
 from fedthe.config import Config, make_config, read_config
 from fedthe.data.pool import Pool
@@ -54,12 +55,7 @@ def test_a_run_leaves_results_that_agree_with_each_other(data, tmp_path):
 def test_a_finished_run_is_not_computed_again_and_can_be_extended(data, tmp_path, monkeypatch):
     out = str(tmp_path / "run")
     first = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
-    from fedthe.engine import train
-
-    rounds = []
-    monkeypatch.setattr(
-        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
-    )
+    rounds = count_rounds(monkeypatch)
     again = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
     assert again.table() == first.table()
     assert rounds == []

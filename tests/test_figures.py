@@ -337,3 +337,9 @@ def test_what_is_wrong_is_refused(small):
     diverging = {"methods": ["fedavg", "fedthe"], "lr": 1e6, "weight_decay": 0.0}
     with pytest.raises(Failed, match="fedavg, seed 0"):
         measure_figure("curves-500", **small.settings | diverging)
+
+
+@pytest.mark.parametrize("setting", [{"width": 2}, {"head_layers": 2}, {"standardize": True}])
+def test_probing_refuses_another_network(setting):
+    with pytest.raises(InputError, match="probing takes networks as they are; leave width, head_layers and"):
+        measure_figure("probing", dataset="glyphs", natural="none", **setting)

@@ -261,9 +261,7 @@ def group_by_training(methods: Mapping[str, Method]) -> dict[Method, dict[str, M
 def make_methods(
     config: Config, classes: int, channels: int, size: int, moments: Moments | None = None
 ) -> dict[str, Method]:
-    """moments: of the images' channels, where networks standardize them."""
-    net, known = make_net(config, classes, channels, size), METHODS | STUDIES
-    net = net if moments is None else standardize(net, *moments)
+    net, known = make_net(config, classes, channels, size, moments), METHODS | STUDIES
     methods = {}
     for name in dict.fromkeys((*config.methods, *config.hyper)):
         if name not in known:
@@ -276,11 +274,13 @@ def make_methods(
     return {name: methods[name] for name in config.methods}
 
 
-def make_net(config: Config, classes: int, channels: int, size: int) -> Net:
+def make_net(config: Config, classes: int, channels: int, size: int, moments: Moments | None = None) -> Net:
+    """moments: of the images' channels, where the network is to standardize them."""
     if config.net not in NETS:
         raise InputError(f"there is no network {config.net!r}; {find_nearest(config.net, NETS)}")
     more = {"width": config.width} if config.net == "resnet20_gn" else {}
-    return NETS[config.net](classes, channels, size, config.head_layers, **more)
+    net = NETS[config.net](classes, channels, size, config.head_layers, **more)
+    return net if moments is None else standardize(net, *moments)
 
 
 def set_hyper(value: Any, given: Mapping[str, Any], name: str) -> Any:

@@ -4,7 +4,7 @@ the methods keeps. Every one of them ends up with the bits that it has when it i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from torch import Tensor
@@ -22,8 +22,8 @@ T = TypeVar("T")
 class Beside(Method):
     """Some methods as one. A client's state has a branch for each, by its number."""
 
-    parts: tuple[Method, ...] = ()  # the first one shares all that the others do, or more
-    leaves: tuple[frozenset[str], ...] = ()  # that each of them shares, by their dotted names
+    parts: tuple[Method, ...] = field(kw_only=True)  # the first one shares all that the others do, or more
+    leaves: tuple[frozenset[str], ...] = field(kw_only=True)  # that each of them shares, by their dotted names
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
         return {

@@ -162,7 +162,7 @@ def _cdiv(a: int, b: int) -> int:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _jit(kernel: Callable[..., None]) -> Any:
+def _jit(kernel: Callable[..., Any]) -> Any:
     return triton.jit(kernel)
 
 
@@ -752,6 +752,15 @@ def _sum_images_kernel(
 
 
 @_jit
+def _attend_share(q: Block, k: Block, t: Block, TOKENS: constexpr, SCALE: constexpr, PRECISION: constexpr) -> Block:
+    """How much each token takes of each other: the softmax of their scores."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
+    scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
+    share = tl.exp(scores - tl.max(scores, 1)[:, None])
+    return share / tl.sum(share, 1)[:, None]
+
+
+@_jit
 def _attend_kernel(
     qkv: Block,
     out: Block,
@@ -780,10 +789,7 @@ def _attend_kernel(
         k = k.to(tl.float32)
         v = v.to(tl.float32)
 
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
-    scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
-    share = tl.exp(scores - tl.max(scores, 1)[:, None])
-    share = share / tl.sum(share, 1)[:, None]
+    share = _attend_share(q, k, t, TOKENS, SCALE, PRECISION)
     mixed = tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
     to = out + pid // HEADS * (TOKENS * HEADS * EACH) + head * EACH
     tl.store(to + (t * (HEADS * EACH))[:, None] + e[None, :], mixed.to(out.dtype.element_ty), mask=ok)
@@ -822,10 +828,7 @@ def _attend_grad_kernel(
         v = v.to(tl.float32)
         slope = slope.to(tl.float32)
 
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
-    scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
-    share = tl.exp(scores - tl.max(scores, 1)[:, None])
-    share = share / tl.sum(share, 1)[:, None]
+    share = _attend_share(q, k, t, TOKENS, SCALE, PRECISION)
     by_v = tl.dot(tl.trans(share.to(slope.dtype)), slope, input_precision=PRECISION)
     tl.store(out + 2 * HEADS * EACH + at, by_v.to(out.dtype.element_ty), mask=ok)
 

@@ -7,7 +7,7 @@ learns in larger steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from .net import Net, Start
 
 @dataclass(frozen=True)
 class Standardized(Net):
-    inner: Net = None  # type: ignore[assignment]  # fields before it have defaults, so it needs one
-    means: tuple[float, ...] = ()  # of each channel of images in [-1, 1]
-    deviations: tuple[float, ...] = ()
+    inner: Net = field(kw_only=True)
+    means: tuple[float, ...] = field(kw_only=True)  # of each channel of images in [-1, 1]
+    deviations: tuple[float, ...] = field(kw_only=True)
 
     @property
     def feature_dim(self) -> int:
@@ -48,4 +48,5 @@ class Standardized(Net):
 
 
 def standardize(net: Net, means: tuple[float, ...], deviations: tuple[float, ...]) -> Standardized:
-    return Standardized(net.classes, net.channels, net.size, net.head_layers, net, means, deviations)
+    shape = (net.classes, net.channels, net.size, net.head_layers)
+    return Standardized(*shape, inner=net, means=means, deviations=deviations)

@@ -422,8 +422,8 @@ def measure_probing(config: Config) -> dict[str, Any]:
     """Percent right by way of fine-tuning: the extractor saw the first half of the classes, clients hold the others."""
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     seen = range(len(dataset.pool.classes) // 2)
-    if (config.width, config.head_layers) != (1, 1):
-        raise InputError("probing takes networks as they are; leave width and head_layers out.")
+    if (config.width, config.head_layers, config.standardize) != (1, 1, False):
+        raise InputError("probing takes networks as they are; leave width, head_layers and standardize out.")
     engine = get_engine(config.engine, config.device, config.precision)
     found: dict[str, list[Found]] = {}
     for seed in config.seeds:
