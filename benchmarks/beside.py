@@ -39,13 +39,14 @@ def time_round(method: Method, begun: Progress, runs: list[Run], settings: Train
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="default: beside-cpu.json or beside-GPU.json beside this file")
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=["cnn"])
     given = parser.parse_args()
     engine = pick_engine("auto", "auto", "auto")
     on_cpu = engine.device.type == "cpu"
     clients, train, count = (2, 300, 1) if on_cpu else (20, 1500, 3)
     shards = Shards(bench.make_federation(clients, train), engine.device)
     runs, seconds = [Run(seed, shards) for seed in range(count)], {}
-    for name in ["cnn"] if on_cpu else NETS:
+    for name in given.nets:
         settings = Training(optimizer=OPTIMIZERS[name])
         for pair, kinds in PAIRS.items():
             begun = {

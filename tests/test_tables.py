@@ -6,6 +6,7 @@ import pytest
 from fedthe.data.plan import Settings, build
 from fedthe.errors import InputError
 from fedthe.experiment import make_methods
+from fedthe.study.show import lay_out
 from fedthe.study.tables import AVERAGE, fill_table, find_table, load_tables, method_of, plan_cases
 
 
@@ -42,6 +43,20 @@ def test_the_paper_is_kept_as_printed():
     assert rows["fedavg"]["original"] == (64.25, 1.42)
     assert method_of("(9) (8) with SLW = fedthe") == "ablation_9"
     assert method_of("fedthe") == "fedthe"
+
+
+def test_one_seed_has_no_deviation_but_an_average_over_tests_has():
+    table = find_table("ablation")
+    row = next(iter(table.rows))
+    record = {
+        "columns": ["ooc", AVERAGE],
+        "compared": ["ooc"],
+        "names": {},
+        "rows": {row: {"ooc": [30.0, 0.0], AVERAGE: [60.0, 9.0]}},
+    }
+    for seeds, shown in [([0], "30.0"), ([0, 1], "30.0 ±0.0")]:
+        _, [[_, ooc, average]] = lay_out(table, record | {"cases": [{"config": {"seeds": seeds}}]})
+        assert (ooc.splitlines()[0], average) == (shown, "60.0 ±9.0")
 
 
 def test_cells_come_from_the_right_case_and_averages_are_over_tests():

@@ -1,4 +1,4 @@
-"""Put the tables of results/ into docs/reproduction.md, between the marks that name them.
+"""Put the tables of results/ into docs/reproduction.md, between the marks that name their files.
 
 <!-- results: main-dir0.1 -->
 <!-- end -->
@@ -20,9 +20,10 @@ MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 def fill(page: str) -> str:
     def write(found: re.Match[str]) -> str:
-        table = find_table(found[1])
-        written = write_markdown(table, read_record(table, ROOT / "results"))
-        return f"<!-- results: {table.id} -->\n\n{written}\n\n<!-- end -->"
+        file = ROOT / "results" / found[1]  # of a table with other settings, in a folder of its own
+        table = find_table(file.name)
+        written = write_markdown(table, read_record(table, file.parent))
+        return f"<!-- results: {found[1]} -->\n\n{written}\n\n<!-- end -->"
 
     return MARKED.sub(write, page)
 

@@ -327,6 +327,8 @@ def describe_settings(config: Measured, trained: str = "") -> str:
         trained or f"{config['rounds']} rounds",
         seeds,
     ]
+    if config.get("standardize"):  # files that are older do not say
+        parts.append("standardized images")
     if config["samples"]:
         parts.append(f"at most {config['samples']} samples of each test")
     return ", ".join(parts)

@@ -11,7 +11,7 @@ from .tables import AVERAGE, Table
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
 Rows = list[list[str]]
 Grid = tuple[list[str], Rows]  # a head, and rows
-Number = Sequence[float]  # with its deviation
+Number = Sequence[float]  # with its deviation, where it has one
 
 
 def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
@@ -23,7 +23,9 @@ def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
 def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number, Number | None], str]) -> Rows:
     """Every row's name and cells; `say` gets ours and, where both measured the same, the paper's."""
     rows = []
-    for row, cells in record["rows"].items():
+    several = len(record["cases"][0]["config"]["seeds"]) > 1
+    for row, measured in record["rows"].items():
+        cells = {test: cell if several or test == AVERAGE else cell[:1] for test, cell in measured.items()}
         papers = {column: cell for column, cell in table.rows[row].items() if column in record["compared"]}
         said = [say(cells[column], papers.get(column)) if column in cells else "-" for column in record["columns"]]
         rows.append([row, *said])
@@ -31,7 +33,7 @@ def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number
 
 
 def _say_cell(ours: Number, paper: Number | None) -> str:
-    said = f"{ours[0]:.1f} ±{ours[1]:.1f}"
+    said = " ±".join(f"{each:.1f}" for each in ours)
     return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
 
 
@@ -90,5 +92,5 @@ def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
 
 
 def _write_cell(ours: Number, paper: Number | None) -> str:
-    said = f"{ours[0]:.1f}±{ours[1]:.1f}"
+    said = "±".join(f"{each:.1f}" for each in ours)
     return said if paper is None else f"{said} ({ours[0] - paper[0]:+.1f})"
