@@ -88,9 +88,9 @@ def test_ours_stands_over_the_papers_and_the_difference():
         "columns": ["original", "natural"],
         "rows": {"fedthe": {"original": [86.04, 3.1], "natural": [70.0, 1.0]}},
         "compared": ["original"],
-        "changed": {"rounds": [3, 100], "seeds": [[0], [0, 1, 2]]},
+        "changed": {"rounds": [3, 100], "seeds": [[0, 1], [0, 1, 2]]},
         "names": {"natural": "natural (Tiny-ImageNet, 7 classes)"},
-        "cases": [{"failures": {"ditto, seed 1": "it diverged"}}],
+        "cases": [{"config": {"seeds": [0, 1]}, "failures": {"ditto, seed 1": "it diverged"}}],
     }
     assert table.rows["fedthe"]["original"] == (89.58, 0.45)
     head, rows = lay_out(table, record)
@@ -99,7 +99,7 @@ def test_ours_stands_over_the_papers_and_the_difference():
     assert list_remarks(record) == [
         "natural is Tiny-ImageNet, 7 classes.",
         "Not the paper's data, so not compared: natural.",
-        "Not the paper's settings: rounds 3 (100), seeds 0 (0,1,2).",
+        "Not the paper's settings: rounds 3 (100), seeds 0,1 (0,1,2).",
         "failed: ditto, seed 1: it diverged",
     ]
 
