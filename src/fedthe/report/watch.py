@@ -198,7 +198,7 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
     line.add_row(Text(clean(step.what, 200), style="bold"), Text(clean(step.remark, 30)))
     yield line
     bar = Table.grid(expand=True)  # a bar alone does not end its line
-    bar.add_row(ProgressBar(total=max(step.total, 1), completed=min(step.done, step.total)))
+    bar.add_row(ProgressBar(max(step.total, 1), min(step.done, step.total), complete_style=COLOURS["running"]))
     yield bar
     pace, left = find_pace(step), None if silent else estimate_step(live, now)
     speed = "" if pace is None else f"{say_pace(pace)} per {unit or 'step'}"
@@ -229,18 +229,15 @@ def _show_steps(live: Live) -> Iterator[RenderableType]:
     over = live.steps[:-1] if live.state == "running" else live.steps
     if not over:
         return
-    yield Text()
+    yield Text(f"\nsteps so far: {len(over)}{', the latest:' if len(over) > RECENT else ''}", style="bold")
     grid = Table.grid(padding=(0, 2), expand=True)
     grid.add_column(ratio=1, overflow="ellipsis", no_wrap=True)
     for _ in range(2):
         grid.add_column(no_wrap=True, justify="right")
-    if len(over) > RECENT:
-        grid.add_row(f"{len(over) - RECENT} before")
     for step in over[-RECENT:]:
         short = "" if step.done >= step.total else f"{step.done} of {step.total}"
         seconds = say_seconds(step.updated - step.began)
         grid.add_row(Text(clean(step.what, 200)), Text(short or clean(step.remark, 30)), seconds)
-    grid.style = "dim"
     yield grid
 
 
