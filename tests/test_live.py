@@ -139,6 +139,34 @@ def test_what_waits_is_written_soon_and_a_long_round_gives_signs_of_life(tmp_pat
     assert len(writes) - before == 300 / lives.BEAT
 
 
+def test_what_comes_in_between_does_not_cut_a_step_in_two(tmp_path, clock, writes):
+    recorder = Recorder(tmp_path, 1, 2, clock)
+    told = [("testing a", 0), ("corrupting", 0), ("corrupting", 20), ("testing a", 20), ("testing b", 0)]
+    for what, done in [*told, ("testing b", 20), ("testing a", 0)]:
+        clock.now += 10
+        recorder.hear(what, done, 20, "")
+    steps = [(step.what, step.first, step.done, step.updated - step.began) for step in recorder.live.steps]
+    assert steps == [
+        ("corrupting", 0, 20, 10),
+        ("testing a", 0, 20, 30),
+        ("testing b", 0, 20, 10),
+        ("testing a", 0, 0, 0),
+    ]
+
+
+def test_seeds_that_train_together_are_one_step_and_one_after_another_are_two(tmp_path, clock):
+    recorder = Recorder(tmp_path, 1, 2, clock)
+    for done in (1, 1, 2, 2):
+        recorder.hear("training a, 2 seeds", done, 2, "")
+    for done in (1, 2, 1, 2):
+        recorder.hear("training b", done, 2, "")
+    assert [(step.what, step.done) for step in recorder.live.steps] == [
+        ("training a, 2 seeds", 2),
+        ("training b", 2),
+        ("training b", 2),
+    ]
+
+
 def test_a_training_that_goes_on_says_where_it_began(tmp_path, clock):
     recorder = Recorder(tmp_path, 1, 1, clock)
     recorder.hear("training fedavg", 51, 100, "")

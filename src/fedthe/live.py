@@ -8,7 +8,7 @@ import platform
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -71,13 +71,11 @@ class Recorder:
 
     def hear(self, what: str, done: int, total: int, remark: str) -> None:
         with self._lock:
-            now, steps = self._clock(), self.live.steps
-            new = not steps or steps[-1].what != what or done < steps[-1].done  # the next seed begins anew
-            if new:
-                steps += (Step(what, done, total, remark, now, done, now),)
-            else:
-                steps = (*steps[:-1], replace(steps[-1], done=done, total=total, remark=remark, updated=now))
-            self._change(new, steps=steps)
+            now, steps = self._clock(), list(self.live.steps)
+            at = _find_open(steps, what, done)
+            step = Step(what, done, total, remark, now, done, now) if at is None else steps.pop(at)
+            steps.append(replace(step, done=done, total=total, remark=remark, updated=now))
+            self._change(at is None or at < len(steps) - 1, steps=tuple(steps))
 
     def add_answer(self, stem: str) -> None:
         """answers/STEM.json is there."""
@@ -142,6 +140,15 @@ def recording(
     finally:
         over.set()
         heart.join()
+
+
+def _find_open(steps: Sequence[Step], what: str, done: int) -> int | None:
+    """Where the step is that this goes on with. Others may have come in between: a test corrupts its images first."""
+    for at, step in reversed(list(enumerate(steps))):
+        if step.what == what:
+            last = at == len(steps) - 1  # seeds that train together all tell of the last round
+            return at if done >= step.done and (last or step.done < step.total) else None  # or the next seed begins
+    return None
 
 
 def _say_error(error: BaseException) -> str:

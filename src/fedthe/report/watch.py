@@ -85,8 +85,8 @@ def estimate_left(live: Live, now: float) -> float | None:
     if trainings < live.trainings:
         parts.append(_multiply(live.trainings - trainings, _time_training(live.steps)))
     if answers < live.answers:
-        tests = [step.updated - step.began for step in live.steps if _is_test(step) and step.done == step.total]
-        parts.append(_multiply(live.answers - answers, fmean(tests) if tests else None))
+        tests = _time_tests(live.steps)
+        parts.append(_multiply(live.answers - answers, fmean(tests.values()) if tests else None))
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
@@ -103,9 +103,9 @@ def estimate_step(live: Live, now: float) -> float | None:
         whole = _multiply(count_trainings(step.what), _time_training(before))
         left = None if whole is None else whole * (step.total - step.done) / step.total
         return None if left is None else max(0.0, left - (now - step.updated))
-    others = [each for each in before if _is_test(each) and _is_test(step) and each.done == each.total]
-    alike = [each for each in others if each.what == step.what] or others  # the same method on another seed
-    return max(0.0, fmean(each.updated - each.began for each in alike) - (now - step.began)) if alike else None
+    tests = _time_tests(before) if _is_test(step) else {}
+    alike = [seconds for each, seconds in tests.items() if each.what == step.what]  # the same method on another seed
+    return max(0.0, fmean(alike or tests.values()) - (now - step.began)) if tests else None
 
 
 def find_pace(step: Step) -> float | None:
@@ -119,6 +119,13 @@ def _time_training(steps: Iterable[Step]) -> float | None:
     seen = [(step, pace) for step in steps if count_trainings(step.what) and (pace := find_pace(step)) is not None]
     number = sum(count_trainings(step.what) for step, _ in seen)
     return sum(pace * step.total for step, pace in seen) / number if number else None
+
+
+def _time_tests(steps: Iterable[Step]) -> dict[Step, float]:
+    """Seconds of those tests that were seen from the first client to the last."""
+    return {
+        each: each.updated - each.began for each in steps if _is_test(each) and each.first < each.done == each.total
+    }
 
 
 def _is_test(step: Step) -> bool:
