@@ -32,6 +32,7 @@ from .engine.shards import Shards
 from .engine.train import deploy_some, put_beside, start, take_apart, train_together
 from .engine.visit import Diverged, Engine, Progress, Question, Run
 from .errors import Failed, InputError
+from .live import Recorder, recording
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe, find_sender
 from .methods.fedthe import HeadEnsemble
@@ -161,10 +162,15 @@ def run(config: Config | None = None, **settings: Any) -> Results:
         store.write_json(folder / f"manifest-{work.run.seed}.json", work.federation.manifest)
     natural = works[0].federation.dataset.natural
     curves: dict[int, Any] = {}
-    for rounds in config.curve:  # each begins where the last one ended, and the run itself after them
-        shorter = [replace(work, config=replace(config, rounds=rounds, curve=())) for work in works]
-        curves[rounds] = score_rows(_measure(methods, shorter).rows)
-    done = _measure(methods, works)
+    # each stage begins where the last one ended
+    stages = [
+        [replace(work, config=replace(config, rounds=rounds, curve=())) for work in works]
+        for rounds in (*config.curve, config.rounds)
+    ]
+    with recording(folder, **_count(methods, stages)) as recorder:
+        for shorter, rounds in zip(stages, config.curve, strict=False):
+            curves[rounds] = score_rows(_measure(methods, shorter, recorder).rows)
+        done = _measure(methods, stages[-1], recorder)
     results = Results(
         rows=done.rows,
         costs=done.costs,
@@ -199,7 +205,14 @@ class _Measured:
     files: tuple[str, ...]
 
 
-def _measure(methods: Mapping[str, Method], works: Sequence[_Work]) -> _Measured:
+def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[_Work]]) -> dict[str, int]:
+    """What there is to do: trainings that are not there yet, and answers in all."""
+    trainings = group_by_training(methods)
+    left = [work for works in stages for work in works for each in trainings if not work.has(each)]
+    return {"trainings": len(left), "answers": len(methods) * sum(map(len, stages))}
+
+
+def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Recorder) -> _Measured:
     """Train, deploy and test all methods on all seeds, or take what is there."""
     answers: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
@@ -218,7 +231,9 @@ def _measure(methods: Mapping[str, Method], works: Sequence[_Work]) -> _Measured
             except Failed as error:
                 failures[f"{name}, seed {seed}"] = str(error)
             else:
-                answers[work.name_answer(name, method, key)] = answer
+                file = work.name_answer(name, method, key)
+                answers[file] = answer
+                recorder.add_answer(file)
     rows = tuple(Row(**row) for answer in answers.values() for row in answer["rows"])
     costs = {answer["method"]: answer["costs"] for answer in answers.values()}
     return _Measured(rows, costs, failures, trainings, tuple(answers))

@@ -138,28 +138,29 @@ def _multiply(number: int, seconds: float | None) -> float | None:
 
 def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Scores, int]:
     """Percent right by method and test: the mean over clients, then over seeds; and how many files are not readable."""
-    cells: dict[tuple[str, str], list[float]] = {}
+    cells: dict[tuple[str, str], dict[int, float]] = {}
     unreadable = 0
     for stem in stems:
         try:
             path = folder / "answers" / f"{stem}.json"
-            for place, percent in _read_answer(path, path.stat().st_mtime_ns):
-                cells.setdefault(place, []).append(percent)
+            for method, test, seed, percent in _read_answer(path, path.stat().st_mtime_ns):
+                cells.setdefault((method, test), {})[seed] = percent  # after more rounds, in place of that after fewer
         except (OSError, ValueError, LookupError, TypeError):
             unreadable += 1
     scores: Scores = {}
     for (method, test), seeds in cells.items():
-        scores.setdefault(method, {})[test] = fmean(seeds)
+        scores.setdefault(method, {})[test] = fmean(seeds.values())
     return scores, unreadable
 
 
 @lru_cache(maxsize=4096)
-def _read_answer(path: Path, changed: int) -> tuple[tuple[tuple[str, str], float], ...]:
-    """An answer is of one seed: by method and test, the mean over clients. `changed`: a file that did is read again."""
-    clients: dict[tuple[str, str], list[float]] = {}
+def _read_answer(path: Path, changed: int) -> tuple[tuple[str, str, int, float], ...]:
+    """Method, test, seed, and the mean over clients. `changed`: a file that did is read again."""
+    clients: dict[tuple[str, str, int], list[float]] = {}
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        clients.setdefault((str(row["method"]), str(row["test"])), []).append(float(row["accuracy"]))
-    return tuple((place, fmean(percents)) for place, percents in clients.items())
+        place = str(row["method"]), str(row["test"]), int(row["seed"])
+        clients.setdefault(place, []).append(float(row["accuracy"]))
+    return tuple((*place, fmean(percents)) for place, percents in clients.items())
 
 
 def show(live: Live, folder: Path, now: float) -> RenderableType:
