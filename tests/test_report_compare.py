@@ -76,6 +76,11 @@ def test_one_client_has_no_error():
     assert lay_out(comparison)[1] == [["FedTHE", "50.0 60.0\n+10.0\n1 up, 0 down"]]
 
 
+def test_a_client_with_nothing_right_counts():
+    change = compare(make_run("a", {"0": [0.0, 60.0]}), make_run("b", {"0": [10.0, 0.0]})).changes["fedthe"]["original"]
+    assert (change.pairs, change.more, change.gained, change.lost) == (2, -25.0, 1, 1)
+
+
 def test_the_grid_for_a_terminal():
     head, rows = lay_out(compare(make_run("a", A), make_run("b", B)))
     assert head == ["", "original"]

@@ -192,11 +192,13 @@ def test_comments_of_latex_end_where_they_should():
 
 def test_csv_holds_every_client():
     page = make_page(clients=3, seeds=(0, 1), methods=("fedavg", "fedthe"))
+    page.shown[0].clients["1"].scores["fedthe"]["ooc"][2] = 0.0  # a number as any other
     text = write_csv(page)
     assert text.endswith("\r\n")
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
     assert list(lines[0]) == ["run", "seed", "client", "method", "test", "percent"]
     shown = page.shown[0]
+    assert any(line["percent"] == "0.0" for line in lines)
     there = {
         (line["seed"], line["method"], line["test"], int(line["client"])): float(line["percent"]) for line in lines
     }

@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..study.show import Grid
 from ..text import clean
 from . import cells
 from .data import Shown
 from .formats import LONGEST, escape_markdown, write_markdown_table
+
+if TYPE_CHECKING:
+    from ..study.show import Grid
 
 WHERE = ("name", "out")  # settings that move no number
 UNSET = "nothing"

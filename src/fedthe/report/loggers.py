@@ -26,9 +26,7 @@ from .data import BINS, Page, Shown, Weights
 EVENTS = "events.out.tfevents.fedthe"  # one name, so that a run written again takes its own place
 EXPERIMENT = "fedthe"
 SQLITE = "sqlite:///"
-# What MLflow takes in one request, and what all of its stores can hold.
-METRICS, PARAMS, TAGS = 1000, 100, 100
-LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes
+LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes that every store of MLflow can hold
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 PATIENCE = {  # unless the user has set another: a server that is down is known in seconds, not in minutes
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -151,12 +149,8 @@ def _log_run(client: Any, entities: Any, experiment: str, shown: Shown) -> None:
     tags = {"mlflow.note.content": shown.sentence, "command": parts.get("command") or ""}
     for kind in ("manifests", "environment"):
         tags |= {f"{kind}.{name}": value for name, value in (parts.get(kind) or {}).items()}
-    for some in _cut(metrics, METRICS):
-        client.log_batch(run, metrics=some)
-    for some in _cut(params, PARAMS):
-        client.log_batch(run, params=some)
-    for some in _cut([entities.RunTag(*pair) for pair in _list_pairs(tags)], TAGS):
-        client.log_batch(run, tags=some)
+    pairs = [entities.RunTag(*pair) for pair in _list_pairs(tags)]
+    client.log_batch(run, metrics, params, pairs)  # it cuts them into requests of a size that servers take
     client.set_terminated(run)
 
 
@@ -176,10 +170,6 @@ def _number(found: re.Match[str]) -> str:
 
 def _shorten(text: str, limit: int) -> str:
     return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
-
-
-def _cut(things: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (things[i : i + size] for i in range(0, len(things), size))
 
 
 def _tell_apart(name: str, taken: Sequence[str]) -> str:
