@@ -414,8 +414,8 @@ def report(
         out = out or Path("report.html")
         write_page(page, out)
     elif out:
-        with whole_file(out) as part:
-            part.write_text(FORMATS[format](page), encoding="utf-8")
+        with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+            file.write(FORMATS[format](page))
     else:
         print(FORMATS[format](page), end="")
     if out:
@@ -475,12 +475,9 @@ class Loggers:
     mlflow: str | None = None
 
     def __post_init__(self) -> None:
-        from .report.loggers import check_mlflow, check_tensorboard
+        from .report.data import Page
 
-        if self.tensorboard:  # what is missing is refused before the long part
-            check_tensorboard(self.tensorboard)
-        if self.mlflow:
-            check_mlflow(self.mlflow)
+        self.write(Page("", []))  # what is missing is refused before the long part
 
     def write(self, page: Page) -> None:
         from .report.loggers import write_mlflow, write_tensorboard
@@ -503,11 +500,14 @@ def _report(page: Page, path: Path, loggers: Loggers) -> Path | None:
     """The page of what just ran, if it can be written: after hours of work that is no reason to fail."""
     from .report.page import write_page
 
-    loggers.write(page)
+    try:
+        loggers.write(page)
+    except InputError as error:
+        print(f"fedthe: {error} `fedthe report` can do it later.", file=sys.stderr)
     try:
         write_page(page, path)
-    except InputError as error:
-        print(f"fedthe: no report: {error}", file=sys.stderr)
+    except (InputError, OSError) as error:
+        print(f"fedthe: there is no report: {error}", file=sys.stderr)
         return None
     return path
 

@@ -67,21 +67,22 @@ def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join
 
 def write_tensorboard(page: Page, folder: Path) -> None:
     """A folder with an events file for every run. One that was there before is replaced, and nothing else."""
+    _load_tensorboard()
+    make_folder(folder)
     taken: list[str] = []
     for shown in page.shown:
         taken.append(_tell_apart(re.sub(r"[^\w.-]+", "-", clean(shown.name)).strip(".-") or "run", taken))
         _write_events(shown, folder / taken[-1])
 
 
-def _write_events(shown: Shown, folder: Path) -> None:
+def _load_tensorboard() -> list[Any]:
     needed = "writing for TensorBoard needs tensorboard: pip install 'fedthe[tensorboard]'."
-    event, summary, tensor, shape, kinds, records = (
-        _load(f"tensorboard.{module}", needed)
-        for module in (
-            *(f"compat.proto.{each}_pb2" for each in ("event", "summary", "tensor", "tensor_shape", "types")),
-            "summary.writer.record_writer",
-        )
-    )
+    messages = [f"compat.proto.{each}_pb2" for each in ("event", "summary", "tensor", "tensor_shape", "types")]
+    return [_load(f"tensorboard.{module}", needed) for module in (*messages, "summary.writer.record_writer")]
+
+
+def _write_events(shown: Shown, folder: Path) -> None:
+    event, summary, tensor, shape, kinds, records = _load_tensorboard()
     now = time.time()
     values = [(point.step, {"tag": point.name, "simple_value": point.value}) for point in list_points(shown)]
     rounds = int(list_settings(shown).get("rounds") or 0)
