@@ -48,6 +48,7 @@ DEMO = {
     "clients": 10,
     "dirichlet": 0.1,
     "rounds": 24,
+    "curve": [8, 16],
     "local_epochs": 1,
     "batch": 16,
     "flip": False,  # letters have a right way round

@@ -167,7 +167,8 @@ def run(config: Config | None = None, **settings: Any) -> Results:
         [replace(work, config=replace(config, rounds=rounds, curve=())) for work in works]
         for rounds in (*config.curve, config.rounds)
     ]
-    with recording(folder, **_count(methods, stages)) as recorder:
+    trainings, answers = _count(methods, stages)
+    with recording(folder, trainings=trainings, answers=answers) as recorder:
         for shorter, rounds in zip(stages, config.curve, strict=False):
             curves[rounds] = score_rows(_measure(methods, shorter, recorder).rows)
         done = _measure(methods, stages[-1], recorder)
@@ -205,11 +206,11 @@ class _Measured:
     files: tuple[str, ...]
 
 
-def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[_Work]]) -> dict[str, int]:
+def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[_Work]]) -> tuple[int, int]:
     """What there is to do: trainings that are not there yet, and answers in all."""
     trainings = group_by_training(methods)
     left = [work for works in stages for work in works for each in trainings if not work.has(each)]
-    return {"trainings": len(left), "answers": len(methods) * sum(map(len, stages))}
+    return len(left), len(methods) * sum(map(len, stages))
 
 
 def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Recorder) -> _Measured:
