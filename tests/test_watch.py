@@ -96,6 +96,7 @@ def test_an_estimate_needs_something_to_go_by():
     training, test = ("training a", 1, 5, 10, 0, 8), ("testing a", 0, 20, 20, 20, 50)
     assert estimate_left(make_live(), 0) is None
     assert estimate_left(make_live(training, answers=0), 8) == 10
+    assert estimate_left(make_live(training, answers=0), 11) == 7  # three seconds later
     assert estimate_left(make_live(training, trainings=3, answers=0), 8) == 10 + 2 * 20  # the projected length
     assert estimate_left(make_live(training), 8) is None  # nobody knows how long a test takes
     assert estimate_left(make_live(("training a", 1, 1, 10, 0, 0), answers=0), 5) is None
