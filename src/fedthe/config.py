@@ -179,7 +179,7 @@ def _from_text(text: str, hint: Any) -> Any:
     if _optional(hint) and text.lower() == "none":
         return None
     if typing.get_origin(_bare(hint)) is tuple:
-        return [_guess(part) if part else part for part in text.split(",")]
+        return [_guess(part) if part else part for part in text.split(",")] if text else []  # curve= is none
     return text if _bare(hint) is str else _guess(text)
 
 
