@@ -134,13 +134,13 @@
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
     };
-    Plotly.react(element, data, whole, { displayModeBar: false, typesetMath: false, responsive: false, scrollZoom: false });
+    window.Plotly.react(element, data, whole, { displayModeBar: false, typesetMath: false, responsive: false, scrollZoom: false });
     if (first && chart.click) element.on("plotly_click", (event) => chart.click(event.points[0]));
   }
 
   function dropCharts(within) {
     for (const element of $$(".chart", within)) {
-      if (charts.get(element).width) Plotly.purge(element);
+      if (charts.get(element).width) window.Plotly.purge(element);
       seen.unobserve(element);
       sized.unobserve(element);
       charts.delete(element);
@@ -148,14 +148,25 @@
   }
 
   const redraw = () => [...charts.keys()].forEach(spoil);
-  document.addEventListener("DOMContentLoaded", () => [...charts.keys()].forEach(refresh));
+
+  // It is large: the page is there, and can be used, before it runs.
+  function loadPlotly() {
+    if (window.Plotly) return;
+    document.head.append(make("script", {}, $("#plotly").textContent));
+    [...charts.keys()].forEach(refresh);
+  }
+
+  window.addEventListener("load", () => requestAnimationFrame(() => setTimeout(loadPlotly)));
   window.addEventListener("beforeprint", () => {
+    loadPlotly();
     root.dataset.theme = "light";
+    root.classList.add("printing");
     for (const details of $$("details.numbers")) details.hidden = !details.open;
     [...charts.keys()].forEach(draw);
   });
   window.addEventListener("afterprint", () => {
     for (const details of $$("details.numbers")) details.hidden = false;
+    root.classList.remove("printing");
     applyTheme();
   });
 
@@ -536,7 +547,7 @@
     const scores = clients.scores[state.method] ?? {};
     const tests = Object.keys(run.tests).filter((test) => scores[test]);
     const rowHeight = n <= 25 ? 26 : Math.max(8, Math.min(16, 900 / n));
-    const tilted = () => innerWidth < 900 || tests.length > 10; // the names of tests
+    const tilted = () => document.body.clientWidth < 900 || tests.length > 10; // the names of tests
     const margin = (stacked) => ({ l: 50, r: 8, t: stacked ? 8 : tilted() ? 100 : 64, b: 36 });
     const height = Math.max(220, rowHeight * n + 100);
     const rows = Array.from({ length: n }, (_, k) => k);
@@ -625,7 +636,7 @@
             hovertext: rows.map((k) => `client ${k}<br>${plain(cut(name, 60))}: ${count(mix[k] ? of(mix[k]) : 0, "row")}`),
           })),
           layout: {
-            margin: margin(innerWidth <= 600), barmode: "stack", bargap: n <= 25 ? 0.18 : 0, shapes: frame(0, total), yaxis,
+            margin: margin(document.body.clientWidth <= 600), barmode: "stack", bargap: n <= 25 ? 0.18 : 0, shapes: frame(0, total), yaxis,
             xaxis: { title: { text: "rows", standoff: 6 }, range: [0, total], automargin: false, nticks: 5 },
           },
         }),
