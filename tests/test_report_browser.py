@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedthe.report.data import Page, Score
+from fedthe.report.data import Clients, Page, Score
 from fedthe.report.page import write_page
 from report_pages import make_page, make_shown
 
@@ -214,6 +214,22 @@ def test_a_run_shows_only_what_it_has(browser, tmp_path):
         scroll = page.locator("#severity .chart")
         scroll.scroll_into_view_if_needed()
         page.wait_for_selector("#severity .chart svg .scatterlayer .trace")
+
+
+def test_what_is_half_there_is_shown_by_half(browser, tmp_path):
+    shown = make_shown(methods=("fedavg", "fedthe"), clients=3, seeds=(0,), rounds=8)
+    failed = replace(shown, name="failed", scores={}, clients={"0": Clients(shown.clients["0"].mix, {}, {})}, costs={})
+    unknown = replace(shown, name="unknown", classes=[], clients={"0": Clients([], shown.clients["0"].scores, {})})
+    with open_page(browser, Page("Half", [failed, unknown]), tmp_path) as page:
+        assert page.locator("#clients .chart").count() == 1
+        assert "rows of" in page.locator("#client").inner_text()
+        assert not page.locator("#trade").is_visible()
+        page.get_by_label("Run in the charts").select_option("unknown")
+        assert page.locator("#clients .chart").count() == 1
+        assert read_table(page.locator("#client table").first)[0] == ["test", "FedTHE"]
+        assert "class 1" in page.locator("#examples").inner_text()
+    with open_page(browser, Page("Figures alone", [], make_figures()), tmp_path) as page:
+        assert page.locator("nav a:visible").all_inner_texts() == ["Figures"]
 
 
 def test_paper_is_light_and_has_every_chart(browser, tmp_path):

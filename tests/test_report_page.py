@@ -110,10 +110,9 @@ def test_what_a_user_named_is_text_wherever_it_stands():
     )
     shown = replace(shown, tests=dict.fromkeys(shown.tests, EVIL))
     whole = render(Page(EVIL, [shown, shown]))
-    before, script = whole.split("<script", 1)
-    assert EVIL not in before
+    before = whole.split("<script", 1)[0]
+    assert EVIL not in whole
     assert before.count(SAFE) > 30
-    assert "</script>" not in script.split("</script>")[0]
     _, data = show(shown, shown, title=EVIL)
     assert data["runs"][0]["classes"] == [EVIL, "</script>"]  # as they are, for the script writes text
 

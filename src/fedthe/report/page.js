@@ -161,6 +161,7 @@
     loadPlotly();
     root.dataset.theme = "light";
     root.classList.add("printing");
+    $$(".swatch").forEach(paintSwatch);
     for (const details of $$("details.numbers")) details.hidden = !details.open;
     [...charts.keys()].forEach(draw);
   });
@@ -177,7 +178,7 @@
   function applyTheme() {
     if (theme.value === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme.value;
-    for (const swatch of $$(".swatch")) paintSwatch(swatch);
+    $$(".swatch").forEach(paintSwatch);
     redraw();
   }
 
@@ -299,12 +300,13 @@
 
   // ID against OOD
 
+  const isWhole = (scores) => Object.values(scores).every((score) => score.mean !== null);
   const meanOfOthers = (scores) =>
     mean(Object.entries(scores).filter(([test]) => test !== "original").map(([, score]) => score.mean));
 
   function fillTrade(run, body) {
     const points = Object.entries(run.methods)
-      .filter(([id]) => run.scores[id]?.original && Object.keys(run.scores[id]).length > 1)
+      .filter(([id]) => run.scores[id]?.original && Object.keys(run.scores[id]).length > 1 && isWhole(run.scores[id]))
       .map(([id, look]) => ({ look, x: run.scores[id].original.mean, y: meanOfOthers(run.scores[id]) }));
     if (!points.length) return false;
     const others = Object.entries(run.tests).filter(([id]) => id !== "original").map(([, test]) => test.name);
@@ -496,7 +498,8 @@
   function fillClients(run, body) {
     const seeds = Object.keys(run.clients);
     if (!seeds.length) return false;
-    const state = { seed: seeds[0], method: pickMethod(run, Object.keys(run.clients[seeds[0]].scores)), client: 0 };
+    const methods = Object.entries(run.methods).filter(([id]) => seeds.some((seed) => run.clients[seed].scores[id]));
+    const state = { seed: seeds[0], method: pickMethod(run, methods.map(([id]) => id)), client: 0 };
     const pictures = make("div");
     const panel = make("div", { class: "panel", id: "client" });
     const said = make("div", { "aria-live": "polite" });
@@ -520,7 +523,6 @@
       pick(Math.min(state.client, n - 1));
     }
 
-    const methods = Object.entries(run.methods).filter(([id]) => seeds.some((seed) => run.clients[seed].scores[id]));
     const [seedLabel] = choose("Seed", seeds.map((seed) => [seed, seed]), (seed) => {
       state.seed = seed;
       fillSeed();
@@ -529,7 +531,7 @@
       state.method = method;
       fillSeed();
     }, state.method);
-    body.append(make("div", { class: "controls" }, seeds.length > 1 ? seedLabel : null, methodLabel, clientLabel), pictures, panel);
+    body.append(make("div", { class: "controls" }, seeds.length > 1 ? seedLabel : null, methods.length ? methodLabel : null, clientLabel), pictures, panel);
     fillSeed();
     return true;
   }
@@ -557,9 +559,9 @@
       type: "rect", xref: "x", yref: "y", x0: from, x1: to, y0: state.client - 0.5, y1: state.client + 0.5,
       line: { color: read("ink"), width: 2 },
     }];
-    const name = run.methods[state.method].name;
     const parts = [];
     if (tests.length) {
+      const { name } = run.methods[state.method];
       const values = rows.map((k) => tests.map((test) => scores[test][k] ?? null));
       parts.push(make("figure", {},
         make("figcaption", {}, `Percent right, ${name}`),
@@ -641,7 +643,7 @@
           },
         }),
       }),
-      groups.length <= 20 ? addLegend(groups.map(({ name, colour }) => ({ name: cut(name, 40), colour, turn: 0 })), "square") : "");
+      addLegend(groups.map(({ name, colour }) => ({ name: cut(name, 40), colour, turn: 0 })), "square"));
   }
 
   // As many as there are colours: the rarest classes are shown as one.
@@ -660,7 +662,7 @@
 
   function sayClient(run, state, said, numbers) {
     const clients = run.clients[state.seed];
-    const look = run.methods[state.method];
+    const look = run.methods[state.method] ?? { name: "any method" };
     const scores = clients.scores[state.method] ?? {};
     const heads = clients.heads[state.method];
     const k = state.client;
@@ -674,8 +676,9 @@
       ? [["global head", (test) => heads[test]?.global?.[k]], ["personal head", (test) => heads[test]?.personal?.[k]],
         [`ensemble (${look.name})`, (test) => scores[test][k]]]
       : [[look.name, (test) => scores[test][k]]];
-    const parts = [makeTable(`${look.name} on client ${k}, percent right`, ["test", ...own.map(([name]) => name)],
-      tests.map(([test, { name }]) => [name, ...markBest(own.map(([, get]) => get(test)), own.length > 1)]))];
+    const parts = [];
+    if (tests.length) parts.push(makeTable(`${look.name} on client ${k}, percent right`, ["test", ...own.map(([name]) => name)],
+      tests.map(([test, { name }]) => [name, ...markBest(own.map(([, get]) => get(test)), own.length > 1)])));
     const methods = Object.entries(run.methods).filter(([id]) => clients.scores[id]);
     if (methods.length > 1) {
       const all = Object.entries(run.tests).filter(([test]) => methods.some(([id]) => clients.scores[id][test]));
