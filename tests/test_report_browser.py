@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedthe.report.data import Page, Score
+from fedthe.report.data import Clients, Page, Score
 from fedthe.report.page import write_page
 from report_pages import make_page, make_shown
 
@@ -87,8 +87,8 @@ def test_a_client_is_chosen_by_mouse_and_by_keyboard(browser, tmp_path):
         page.keyboard.press("ArrowDown")
         page.wait_for_selector("#client h3:has-text('Client 2, seed 0')")
 
-        page.locator("#clients").get_by_label("Seed").select_option("1")
-        page.locator("#clients").get_by_label("Method").select_option("fedavg")
+        page.get_by_role("combobox", name="Seed").select_option("1")
+        page.locator("#clients").get_by_role("combobox", name="Method").select_option("fedavg")
         page.wait_for_selector("#client h3:has-text('Client 2, seed 1')")
         own = read_table(panel.locator("table").first)
         assert own[1] == ["original", f"{shown.clients['1'].scores['fedavg']['original'][2]:.1f}"]
@@ -178,7 +178,7 @@ def test_names_of_users_are_text_in_every_place(browser, tmp_path):
         ):
             assert EVIL in page.locator(place).first.inner_text(), place
         heat, bars = page.locator("#clients .chart").all()
-        assert EVIL[:13] in heat.locator(".xtick").first.text_content()
+        assert EVIL[:10] in heat.locator(".xtick text").first.text_content()
         assert EVIL[:20] in page.locator("#trade .chart .scatterlayer").text_content()
         for chart, said in ((bars, EVIL), (heat, f"{EVIL} %{{x}} 0")):
             click_row(page, chart, 1, 3)
@@ -216,6 +216,22 @@ def test_a_run_shows_only_what_it_has(browser, tmp_path):
         page.wait_for_selector("#severity .chart svg .scatterlayer .trace")
 
 
+def test_what_is_half_there_is_shown_by_half(browser, tmp_path):
+    shown = make_shown(methods=("fedavg", "fedthe"), clients=3, seeds=(0,), rounds=8)
+    failed = replace(shown, name="failed", scores={}, clients={"0": Clients(shown.clients["0"].mix, {}, {})}, costs={})
+    unknown = replace(shown, name="unknown", classes=[], clients={"0": Clients([], shown.clients["0"].scores, {})})
+    with open_page(browser, Page("Half", [failed, unknown]), tmp_path) as page:
+        assert page.locator("#clients .chart").count() == 1
+        assert "rows of" in page.locator("#client").inner_text()
+        assert not page.locator("#trade").is_visible()
+        page.get_by_label("Run in the charts").select_option("unknown")
+        assert page.locator("#clients .chart").count() == 1
+        assert read_table(page.locator("#client table").first)[0] == ["test", "FedTHE"]
+        assert "class 1" in page.locator("#examples").inner_text()
+    with open_page(browser, Page("Figures alone", [], make_figures()), tmp_path) as page:
+        assert page.locator("nav a:visible").all_inner_texts() == ["Figures"]
+
+
 def test_paper_is_light_and_has_every_chart(browser, tmp_path):
     with open_page(browser, make_page(methods=("fedavg", "fedthe"), clients=3), tmp_path, color_scheme="dark") as page:
         page.evaluate(
@@ -227,6 +243,9 @@ def test_paper_is_light_and_has_every_chart(browser, tmp_path):
             });"""
         )
         page.pdf(path=tmp_path / "page.pdf")
+        page.emulate_media(media="print")
+        assert page.locator("main section:visible").count() == page.locator("main section").count()
+        assert page.locator("select:visible, nav:visible").count() == 0
         assert page.evaluate("printed") == ["rgb(255, 255, 255)", 0]
         assert page.locator("html").get_attribute("data-theme") is None  # as it was
 

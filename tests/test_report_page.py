@@ -110,10 +110,9 @@ def test_what_a_user_named_is_text_wherever_it_stands():
     )
     shown = replace(shown, tests=dict.fromkeys(shown.tests, EVIL))
     whole = render(Page(EVIL, [shown, shown]))
-    before, script = whole.split("<script>", 1)
-    assert EVIL not in before
+    before = whole.split("<script", 1)[0]
+    assert EVIL not in whole
     assert before.count(SAFE) > 30
-    assert "</script>" not in script.split("</script>")[0]
     _, data = show(shown, shown, title=EVIL)
     assert data["runs"][0]["classes"] == [EVIL, "</script>"]  # as they are, for the script writes text
 
@@ -216,7 +215,7 @@ def test_a_large_page_is_small_enough_to_send_and_asks_the_network_for_nothing(t
     assert (tmp_path / "page.html").stat().st_size < 8_000_000
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in page
-    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=[\"']?(?!data:)\w", page.split("<script>")[0])
+    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=[\"']?(?!data:)\w", page.split("<script")[0])
 
 
 def test_text_and_tables_come_before_the_large_script():

@@ -134,13 +134,13 @@
       xaxis: { ...axis, ...layout.xaxis },
       yaxis: { ...axis, ...layout.yaxis },
     };
-    Plotly.react(element, data, whole, { displayModeBar: false, typesetMath: false, responsive: false, scrollZoom: false });
+    window.Plotly.react(element, data, whole, { displayModeBar: false, typesetMath: false, responsive: false, scrollZoom: false });
     if (first && chart.click) element.on("plotly_click", (event) => chart.click(event.points[0]));
   }
 
   function dropCharts(within) {
     for (const element of $$(".chart", within)) {
-      if (charts.get(element).width) Plotly.purge(element);
+      if (charts.get(element).width) window.Plotly.purge(element);
       seen.unobserve(element);
       sized.unobserve(element);
       charts.delete(element);
@@ -148,14 +148,26 @@
   }
 
   const redraw = () => [...charts.keys()].forEach(spoil);
-  document.addEventListener("DOMContentLoaded", () => [...charts.keys()].forEach(refresh));
+
+  // It is large: the page is there, and can be used, before it runs.
+  function loadPlotly() {
+    if (window.Plotly) return;
+    document.head.append(make("script", {}, $("#plotly").textContent));
+    [...charts.keys()].forEach(refresh);
+  }
+
+  window.addEventListener("load", () => requestAnimationFrame(() => setTimeout(loadPlotly)));
   window.addEventListener("beforeprint", () => {
+    loadPlotly();
     root.dataset.theme = "light";
+    root.classList.add("printing");
+    $$(".swatch").forEach(paintSwatch);
     for (const details of $$("details.numbers")) details.hidden = !details.open;
     [...charts.keys()].forEach(draw);
   });
   window.addEventListener("afterprint", () => {
     for (const details of $$("details.numbers")) details.hidden = false;
+    root.classList.remove("printing");
     applyTheme();
   });
 
@@ -166,7 +178,7 @@
   function applyTheme() {
     if (theme.value === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme.value;
-    for (const swatch of $$(".swatch")) paintSwatch(swatch);
+    $$(".swatch").forEach(paintSwatch);
     redraw();
   }
 
@@ -288,12 +300,13 @@
 
   // ID against OOD
 
+  const isWhole = (scores) => Object.values(scores).every((score) => score.mean !== null);
   const meanOfOthers = (scores) =>
     mean(Object.entries(scores).filter(([test]) => test !== "original").map(([, score]) => score.mean));
 
   function fillTrade(run, body) {
     const points = Object.entries(run.methods)
-      .filter(([id]) => run.scores[id]?.original && Object.keys(run.scores[id]).length > 1)
+      .filter(([id]) => run.scores[id]?.original && Object.keys(run.scores[id]).length > 1 && isWhole(run.scores[id]))
       .map(([id, look]) => ({ look, x: run.scores[id].original.mean, y: meanOfOthers(run.scores[id]) }));
     if (!points.length) return false;
     const others = Object.entries(run.tests).filter(([id]) => id !== "original").map(([, test]) => test.name);
@@ -485,7 +498,8 @@
   function fillClients(run, body) {
     const seeds = Object.keys(run.clients);
     if (!seeds.length) return false;
-    const state = { seed: seeds[0], method: pickMethod(run, Object.keys(run.clients[seeds[0]].scores)), client: 0 };
+    const methods = Object.entries(run.methods).filter(([id]) => seeds.some((seed) => run.clients[seed].scores[id]));
+    const state = { seed: seeds[0], method: pickMethod(run, methods.map(([id]) => id)), client: 0 };
     const pictures = make("div");
     const panel = make("div", { class: "panel", id: "client" });
     const said = make("div", { "aria-live": "polite" });
@@ -509,7 +523,6 @@
       pick(Math.min(state.client, n - 1));
     }
 
-    const methods = Object.entries(run.methods).filter(([id]) => seeds.some((seed) => run.clients[seed].scores[id]));
     const [seedLabel] = choose("Seed", seeds.map((seed) => [seed, seed]), (seed) => {
       state.seed = seed;
       fillSeed();
@@ -518,7 +531,7 @@
       state.method = method;
       fillSeed();
     }, state.method);
-    body.append(make("div", { class: "controls" }, seeds.length > 1 ? seedLabel : null, methodLabel, clientLabel), pictures, panel);
+    body.append(make("div", { class: "controls" }, seeds.length > 1 ? seedLabel : null, methods.length ? methodLabel : null, clientLabel), pictures, panel);
     fillSeed();
     return true;
   }
@@ -536,7 +549,7 @@
     const scores = clients.scores[state.method] ?? {};
     const tests = Object.keys(run.tests).filter((test) => scores[test]);
     const rowHeight = n <= 25 ? 26 : Math.max(8, Math.min(16, 900 / n));
-    const tilted = () => innerWidth < 900 || tests.length > 10; // the names of tests
+    const tilted = () => document.body.clientWidth < 900 || tests.length > 10; // the names of tests
     const margin = (stacked) => ({ l: 50, r: 8, t: stacked ? 8 : tilted() ? 100 : 64, b: 36 });
     const height = Math.max(220, rowHeight * n + 100);
     const rows = Array.from({ length: n }, (_, k) => k);
@@ -546,9 +559,9 @@
       type: "rect", xref: "x", yref: "y", x0: from, x1: to, y0: state.client - 0.5, y1: state.client + 0.5,
       line: { color: read("ink"), width: 2 },
     }];
-    const name = run.methods[state.method].name;
     const parts = [];
     if (tests.length) {
+      const { name } = run.methods[state.method];
       const values = rows.map((k) => tests.map((test) => scores[test][k] ?? null));
       parts.push(make("figure", {},
         make("figcaption", {}, `Percent right, ${name}`),
@@ -625,12 +638,12 @@
             hovertext: rows.map((k) => `client ${k}<br>${plain(cut(name, 60))}: ${count(mix[k] ? of(mix[k]) : 0, "row")}`),
           })),
           layout: {
-            margin: margin(innerWidth <= 600), barmode: "stack", bargap: n <= 25 ? 0.18 : 0, shapes: frame(0, total), yaxis,
+            margin: margin(document.body.clientWidth <= 600), barmode: "stack", bargap: n <= 25 ? 0.18 : 0, shapes: frame(0, total), yaxis,
             xaxis: { title: { text: "rows", standoff: 6 }, range: [0, total], automargin: false, nticks: 5 },
           },
         }),
       }),
-      groups.length <= 20 ? addLegend(groups.map(({ name, colour }) => ({ name: cut(name, 40), colour, turn: 0 })), "square") : "");
+      addLegend(groups.map(({ name, colour }) => ({ name: cut(name, 40), colour, turn: 0 })), "square"));
   }
 
   // As many as there are colours: the rarest classes are shown as one.
@@ -649,7 +662,7 @@
 
   function sayClient(run, state, said, numbers) {
     const clients = run.clients[state.seed];
-    const look = run.methods[state.method];
+    const look = run.methods[state.method] ?? { name: "any method" };
     const scores = clients.scores[state.method] ?? {};
     const heads = clients.heads[state.method];
     const k = state.client;
@@ -663,8 +676,9 @@
       ? [["global head", (test) => heads[test]?.global?.[k]], ["personal head", (test) => heads[test]?.personal?.[k]],
         [`ensemble (${look.name})`, (test) => scores[test][k]]]
       : [[look.name, (test) => scores[test][k]]];
-    const parts = [makeTable(`${look.name} on client ${k}, percent right`, ["test", ...own.map(([name]) => name)],
-      tests.map(([test, { name }]) => [name, ...markBest(own.map(([, get]) => get(test)), own.length > 1)]))];
+    const parts = [];
+    if (tests.length) parts.push(makeTable(`${look.name} on client ${k}, percent right`, ["test", ...own.map(([name]) => name)],
+      tests.map(([test, { name }]) => [name, ...markBest(own.map(([, get]) => get(test)), own.length > 1)])));
     const methods = Object.entries(run.methods).filter(([id]) => clients.scores[id]);
     if (methods.length > 1) {
       const all = Object.entries(run.tests).filter(([test]) => methods.some(([id]) => clients.scores[id][test]));
