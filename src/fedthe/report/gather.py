@@ -25,7 +25,7 @@ from ..text import clean
 from .data import BINS, Clients, Cost, Curve, Example, Losses, Page, Paper, Percents, Score, Shown, Weights
 
 HEADS = ("global", "personal")
-SHOWN_EXAMPLES = 8  # of every test, right and wrong ones by turns
+SHOWN_EXAMPLES = 9  # of every test, right and wrong ones by turns
 ByClient = Mapping[str, Mapping[str, Mapping[str, Percents]]]  # by method, test and seed
 Samples = Mapping[str, np.ndarray]  # by "test/client/column"
 
@@ -214,8 +214,8 @@ def _take_paper(table: Table, compared: Iterable[str], remarks: Sequence[str]) -
 
 def _say_what_ran(config: Config, methods: Sequence[str], environment: Mapping[str, Any], title: str = "") -> str:
     count = f"{len(methods)} method{'s' if len(methods) != 1 else ''}"
-    where = f" on {environment['device']}" if environment.get("device") else ""
-    return f"{f'{title}: ' if title else ''}{count}, {describe_settings(config.as_dict())}{where}."
+    where = f"; device {environment['device']}" if environment.get("device") else ""
+    return f"{f'{title}: ' if title else ''}{count} on {describe_settings(config.as_dict())}{where}."
 
 
 def _name_tests(tests: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
