@@ -20,7 +20,7 @@ def open_page(browser, page, folder, width=1200, **settings):
     context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
     opened = context.new_page()
     trouble = []
-    opened.on("console", lambda said: trouble.append(said.text) if said.type in ("error", "warning") else None)
+    opened.on("console", lambda said: trouble.append(said.text))
     opened.on("pageerror", lambda error: trouble.append(str(error)))
     opened.on("dialog", lambda dialog: (trouble.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
     opened.on(
