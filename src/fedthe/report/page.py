@@ -301,7 +301,7 @@ def _fill_cell(shown: Shown, method: str, test: str) -> _Cell:
 
 
 def _sign(difference: float) -> str:
-    return f"{difference:+.1f}".replace("-", "−")
+    return f"{round(difference, 1) + 0.0:+.1f}".replace("-", "−")  # never -0.0
 
 
 def _fill_average(shown: Shown, method: str) -> _Cell:
