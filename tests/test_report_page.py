@@ -59,8 +59,8 @@ def test_the_best_of_every_column_is_bold_and_nothing_else():
     assert rows["FedAvg"]["average"] == '<span class="mean">55.0</span><span class="worst"><b>35.5</b></span>'
     assert rows["FedTHE"]["average"] == '<span class="mean"><b>60.0</b></span><span class="worst">15.0</span>'
     assert [row["worst client"] for row in rows.values()] == ["<b>35.5</b>", "15.0"]
-    assert [row["ms per sample"] for row in rows.values()] == ["<b>0.50</b>", "2.00"]  # the least, of what it costs
-    assert [row["passes per sample"] for row in rows.values()] == ["1 + 0", "2 + 3"]
+    assert [row["ms per sample"] for row in rows.values()] == ["<b>0.5</b>", "2"]  # the least, of what it costs
+    assert [row["passes per sample"] for row in rows.values()] == ["1", "2 + 3"]
 
 
 def test_what_looks_the_same_is_bold_together():
@@ -78,7 +78,7 @@ def test_the_average_is_over_tests_that_are_named_and_missing_where_one_is():
     scores = {**make_small().scores, "fedavg": {"original": Score(50.0, 1.0, 30.0)}}
     page, _ = show(make_small(scores=scores))
     rows = read_table(page)
-    assert rows["FedAvg"]["average"] == rows["FedAvg"]["out-of-client"] == "–"
+    assert rows["FedAvg"]["average"] == rows["FedAvg"]["out-of-client"] == "-"
     assert "Average: over original, out-of-client." in page
 
 
@@ -126,7 +126,7 @@ def test_numbers_that_are_none_are_shown_as_missing():
     nan = float("nan")
     scores = {**make_small().scores, "fedthe": {"original": Score(nan, None, nan), "ooc": Score(40.0, 0.5, 10.0)}}
     page, data = show(make_small(scores=scores))
-    assert read_table(page)["FedTHE"]["original"] == '<span class="mean">–</span><span class="worst">–</span>'
+    assert read_table(page)["FedTHE"]["original"] == "-"
     assert data["runs"][0]["scores"]["fedthe"]["original"]["mean"] is None
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from ..errors import InputError
 from ..store import whole_file
-from ..study.draw import METHODS, MORE_COLOURS, OTHERS, TEST_COLOURS, describe_settings
+from ..study.draw import METHODS, MORE_COLOURS, OTHERS, TEST_COLOURS, describe_settings, name_method
 from ..text import clean
+from . import cells
 from .data import Losses, Page, Shown
 
-MISSING = "–"
 LONGEST = 4000  # letters of a user's text
 POINTS = 400  # of a line of losses
 DRAWN = ("alpha-beta", "interpolation-", "curves-")  # how the ids of figures begin that page.js can draw
@@ -79,7 +79,7 @@ def _say(text: object) -> str:
 
 
 def _number(value: float | None, digits: int = 1) -> str:
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return cells.NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -232,6 +232,9 @@ class _Cell:
     small: str = ""
 
 
+NOTHING = _Cell(None, None, cells.NOTHING)
+
+
 @dataclass(frozen=True)
 class _Column:
     title: str
@@ -249,15 +252,15 @@ def _show_results(runs: Sequence[Shown]) -> str:
         _Column("ms per sample", [_fill_ms(*row) for row in rows], min),
         _Column("passes per sample", [_fill_passes(*row) for row in rows], None),
     ]
-    columns = [column for column in columns if any(cell.said != MISSING for cell in column.cells)]
+    columns = [column for column in columns if any(cell.said != cells.NOTHING for cell in column.cells)]
     heads = ["method", *(["run"] if several else []), *(_say(column.title) for column in columns)]
     lines = []
     best = [(_find_best(column, "mean"), _find_best(column, "worst")) for column in columns]
     for i, (shown, method) in enumerate(rows):
         names = f'<th scope="row">{_say(shown.methods[method])}</th>'
         names += f'<td class="words">{_say(shown.name)}</td>' if several else ""
-        cells = (_write_cell(column.cells[i], *top) for column, top in zip(columns, best, strict=True))
-        lines.append(f"<tr>{names}{''.join(cells)}</tr>")
+        written = (_write_cell(column.cells[i], *top) for column, top in zip(columns, best, strict=True))
+        lines.append(f"<tr>{names}{''.join(written)}</tr>")
     head = "".join(
         f'<th scope="col"{" class=words" if i < len(heads) - len(columns) else ""}><button type="button">{title}'
         "</button></th>"
@@ -292,48 +295,39 @@ def _join_tests(runs: Sequence[Shown]) -> dict[str, str]:
 
 def _fill_cell(shown: Shown, method: str, test: str) -> _Cell:
     score = shown.scores.get(method, {}).get(test)
-    if score is None:
-        return _Cell(None, None, MISSING)
-    said = _number(score.mean) + (f" ± {_number(score.std)}" if score.std is not None else "")
-    paper = shown.paper.cells.get(method, {}).get(test) if shown.paper else None
-    small = f"paper {_number(paper[0])}, {_sign(score.mean - paper[0])}" if paper else ""
-    return _Cell(score.mean, score.worst, said, small)
-
-
-def _sign(difference: float) -> str:
-    return f"{round(difference, 1) + 0.0:+.1f}".replace("-", "−")  # never -0.0
+    if score is None or not _is_known(score.mean):
+        return NOTHING
+    change = cells.difference(shown, method, test)
+    paper = "" if change is None else f"paper {cells.say_number(score.mean - change)}, {cells.say_change(change)}"
+    return _Cell(score.mean, score.worst, cells.say(score), paper.replace("-", "−"))
 
 
 def _fill_average(shown: Shown, method: str) -> _Cell:
-    """Over all tests of the run: an average over fewer would not be comparable."""
-    scores = shown.scores.get(method, {})
-    if len(shown.tests) < 2 or any(test not in scores for test in shown.tests):
-        return _Cell(None, None, MISSING)
-    mean = _average([scores[test].mean for test in shown.tests])
-    worst = _average([scores[test].worst for test in shown.tests])
-    return _Cell(mean, worst, _number(mean))
+    mean = cells.average_all(shown).get(method)
+    if len(shown.tests) < 2 or not _is_known(mean):
+        return NOTHING
+    return _Cell(mean, _average_worst(shown, method), _number(mean))
 
 
 def _fill_worst(shown: Shown, method: str) -> _Cell:
-    scores = shown.scores.get(method, {})
-    if any(test not in scores for test in shown.tests):
-        return _Cell(None, None, MISSING)
-    worst = _average([scores[test].worst for test in shown.tests])
+    worst = _average_worst(shown, method) if shown.scores.get(method, {}).keys() >= shown.tests.keys() else None
     return _Cell(worst, worst, _number(worst))
+
+
+def _average_worst(shown: Shown, method: str) -> float | None:
+    return _average([score.worst for score in shown.scores[method].values()])
 
 
 def _fill_ms(shown: Shown, method: str) -> _Cell:
     cost = shown.costs.get(method)
     ms = cost.ms if cost else None
-    return _Cell(ms, ms, MISSING if ms is None else _number(ms, 2 if ms < 10 else 1))
+    return _Cell(ms, ms, cells.say_ms(cost))
 
 
 def _fill_passes(shown: Shown, method: str) -> _Cell:
     cost = shown.costs.get(method)
-    if cost is None or cost.forward is None or cost.backward is None:
-        return _Cell(None, None, MISSING)
-    both = cost.forward + cost.backward
-    return _Cell(both, both, f"{cost.forward:g} + {cost.backward:g}")
+    both = None if cost is None or cost.forward is None else cost.forward + (cost.backward or 0)
+    return _Cell(both, both, cells.say_passes(cost))
 
 
 def _find_best(column: _Column, kind: str) -> str:
@@ -378,7 +372,7 @@ def _explain(runs: Sequence[Shown]) -> str:
             lines.append(f"Average{_of(shown, several)}: over {tests}.")
     lines.append("Worst client: its percent right, the average over the same tests.")
     if any(cost.forward is not None for shown in runs for cost in shown.costs.values()):
-        lines.append("Passes: forward + backward through the net.")
+        lines.append("Passes: forward (+ backward) through the network.")
     for shown in runs:
         if shown.paper and shown.paper.cells:
             lines.append(
@@ -411,6 +405,8 @@ def _show_provenance(runs: Sequence[Shown]) -> str:
         ]
         if known.get("command"):
             pairs.insert(0, ("command", f"<pre>{_say(known['command'])}</pre>"))
+        if known.get("python"):
+            pairs.insert(1, ("in Python", f"<pre>{_say(known['python'])}</pre>"))
         body = "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs) + "</dl>"
         if trainings:
             columns = list(dict.fromkeys(key for each in trainings for key in each))
@@ -435,9 +431,9 @@ def _write_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _say_value(value: object) -> str:
     if value is None:
-        return MISSING
+        return cells.NOTHING
     if isinstance(value, (list, tuple)):
-        return ", ".join(_say(each) for each in value) or MISSING
+        return ", ".join(_say(each) for each in value) or cells.NOTHING
     if isinstance(value, float):
         return f"{value:g}"
     return _say(json.dumps(value) if isinstance(value, Mapping) else value)
@@ -527,7 +523,7 @@ def _pick_figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if not str(record.get("id", "")).startswith(DRAWN):
             continue
         data = record["data"]
-        methods = {method: METHODS.get(method, (method,))[0] for method in data.get("curves", ())}
+        methods = {method: name_method(method) for method in data.get("curves", ())}
         picked.append(
             {
                 "id": record["id"],
