@@ -185,10 +185,11 @@ def _has_trade_off(shown: Shown) -> bool:
 
 def _show_head(runs: Sequence[Shown]) -> str:
     several = len(runs) > 1
-    lines = []
-    for shown in runs:
-        name = f"<b>{_say(shown.name)}</b>: " if several else ""
-        lines.append(f'<p class="sentence">{name}{_say(shown.sentence)}</p>')
+    lines = [f'<p class="sentence">{_say(shown.sentence)}</p>' for shown in runs if not several]
+    if several:
+        lines.append(
+            _list_or_fold("What ran", [f"<b>{_say(shown.name)}</b>: {_say(shown.sentence)}" for shown in runs])
+        )
     failures = [
         f"{_prefix(shown, several)}{_say(what)}: {_say(why)}" for shown in runs for what, why in shown.failures.items()
     ]
@@ -196,8 +197,15 @@ def _show_head(runs: Sequence[Shown]) -> str:
     if failures:
         lines.append(f'<div class="note failed"><h2>What failed</h2>{_list_items(failures)}</div>')
     if notes:
-        lines.append(f'<div class="note"><h2>Notes</h2>{_list_items(notes)}</div>')
+        lines.append(f'<div class="note">{_list_or_fold("Notes", notes)}</div>')
     return "\n".join(lines)
+
+
+def _list_or_fold(title: str, items: Sequence[str]) -> str:
+    """A list with a title; a long one is folded, for results should be in sight."""
+    if len(items) > 5:
+        return _fold(f"{title} ({len(items)})", _list_items(items))
+    return f"<h2>{title}</h2>{_list_items(items)}"
 
 
 def _prefix(shown: Shown, several: bool) -> str:
