@@ -4,13 +4,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
-.PHONY: help setup demo test lint types bench docs format clean
+.PHONY: help setup browser demo test lint types bench docs format clean
 help:
 	@echo "make demo    set up and run the benchmark on embedded data"
 	@echo "make test    set up and run lint, types, import layering and all tests"
 	@echo "make setup   make .venv with an editable install"
 	@echo "make bench   measure speed, side by side, into benchmarks/*.json"
 	@echo "make docs    build the documentation into site/"
+	@echo "make browser install Chromium for the tests of reports, if it is missing and apt-get may"
 	@echo "make lint | types | format | clean"
 
 setup: $(INSTALLED)
@@ -19,10 +20,17 @@ $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 	sh tools/setup.sh $(VENV) dev
 	@touch $@
 
+# For the tests of reports. Who may not install it goes without, and those tests say so.
+browser:
+	@command -v chromium >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing Chromium" && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "there is no Chromium, and it cannot be installed from here"
+
 demo: setup
 	$(BIN)/fedthe demo
 
-test: lint types
+test: lint types browser
 	$(BIN)/python -m pytest
 
 lint: setup

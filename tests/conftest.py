@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -39,6 +40,23 @@ def cifar10_home() -> Path:
     elif not is_whole("cifar10", home=REAL_HOME):
         pytest.skip("CIFAR-10 is not there; run `fedthe data fetch cifar10`")
     return REAL_HOME
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A Chromium for all tests of a worker."""
+    from playwright.sync_api import sync_playwright
+
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
+        if os.environ.get("CI"):
+            pytest.fail("there is no Chromium; run `make browser`")
+        pytest.skip("there is no Chromium; install it with `make browser` as root, or by hand")
+    with sync_playwright() as playwright:
+        quiet = ["--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+        browser = playwright.chromium.launch(executable_path=path, args=quiet)
+        yield browser
+        browser.close()
 
 
 def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None, size: int = 8) -> Pool:

@@ -146,8 +146,10 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert "memo_p" not in said
     record = json.loads((tmp_path / "results" / "main-dir0.1.json").read_text())
     assert json.loads(fedthe(*asked, "--json").out)["rows"] == record["rows"]
-    assert fedthe("table", "main-dir0.1", "--show", "results").out == said
-    assert fedthe("table", "--all", "--show", "results").out == said
+    shown = fedthe("table", "main-dir0.1", "--show", "results").out
+    assert said == f"{shown}The report is results/main-dir0.1.html: open it in a browser.\n\n"
+    assert "fedavg_ft" in (tmp_path / "results" / "main-dir0.1.html").read_text(encoding="utf-8")
+    assert fedthe("table", "--all", "--show", "results").out == shown
     assert "results/main-dir1.json does not exist" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
     (tmp_path / "results" / "main-dir1.json").write_text("{}")
     assert "is no record of main-dir1" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
@@ -238,11 +240,10 @@ def test_all_tables_that_have_a_method_and_whose_data_is_there(fedthe, data, tmp
     assert said.err == "fedthe: ablation is left out, for cifar10 is not at hand.\n"
     words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
     said = fedthe("table", "--all", *words, "--rounds", "1", "--seeds", "0", "--methods", "gma", "--save", "r")
-    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [
-        "main-dir0.1.json",
-        "main-dir1.json",
-        "main-dir10.json",
-    ]
+    tables = ("main-dir0.1", "main-dir1", "main-dir10")
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {
+        f"{id}.{kind}" for id in tables for kind in ("json", "html")
+    }
 
 
 def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):

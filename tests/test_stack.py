@@ -444,7 +444,7 @@ def test_predictors_answer_as_in_the_loop_in_any_chunks(predictor):
             assert alone.info.keys() == other.info.keys()
             assert all(np.allclose(alone.info[name], other.info[name], atol=1e-5) for name in alone.info)
     said = [np.concatenate([each.classes, *each.info.values()]) for each in answers[0]]
-    assert len({tuple(each[:4]) for each in said} | {tuple(each[-4:]) for each in said}) > 2  # streams are told apart
+    assert len({tuple(each) for each in said}) > 2  # streams are told apart
 
 
 def questions_of(*lengths):

@@ -48,7 +48,7 @@ from .methods.memo import Memo
 from .methods.ttt import TTT
 from .nets import CCT4, CNN, ResNet20GN
 from .nets.net import Net, Start
-from .progress import listening, tell
+from .progress import tell, unheard
 from .text import find_nearest
 from .tree import Tree
 from .types import Batch, Shard
@@ -363,7 +363,7 @@ class Task:
 def _try(task: Task) -> Measured | str:
     """What was found, or why nothing was."""
     try:
-        with listening(lambda *_: None):  # what goes on inside is no news here
+        with unheard():  # what goes on inside is no news here
             return task.work()
     except Exception as error:  # any: out of memory, a library that is missing, a kernel that does not compile
         return _say_error(error)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .data.plan import Federation
     from .experiment import Results
+    from .report.data import Page, Shown
     from .study.tables import Table as PaperTable
 
 app = typer.Typer(
@@ -46,6 +48,7 @@ DEMO = {
     "clients": 10,
     "dirichlet": 0.1,
     "rounds": 24,
+    "curve": [8, 16],
     "local_epochs": 1,
     "batch": 16,
     "flip": False,  # letters have a right way round
@@ -57,6 +60,8 @@ DEMO = {
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Name = Annotated[str, typer.Argument(help="A dataset of `fedthe data list`.")]
+Tensorboard = Annotated[Path | None, typer.Option(help="Write the results to this folder for TensorBoard, too.")]
+Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Log the results to this MLflow server, too.")]
 
 
 def main() -> None:
@@ -124,7 +129,8 @@ def demo(
     federation = build(load_dataset(config.dataset, size=config.size), config.settings(config.seeds[0]))
     draw_clients(federation, out / "clients.png")
     draw_tests(federation, out / "tests.png")
-    _print_results(results, as_json)
+    report = _report_run(results, Loggers())
+    _print_results(results, as_json, report)
     if not as_json:
         _stdout().print(
             "FedAvg+FT is good on its own client's data (original) and lost on other clients' (ooc); FedAvg is even. "
@@ -138,6 +144,8 @@ def run(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that change the file's.")
     ] = None,
+    tensorboard: Tensorboard = None,
+    mlflow: Mlflow = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or go on with one that was stopped.
@@ -147,8 +155,9 @@ def run(
     """
     from .config import read_config
 
+    loggers = Loggers(tensorboard, mlflow)
     results = _run_with_progress(read_config(config, words or ()))
-    _print_results(results, as_json)
+    _print_results(results, as_json, _report_run(results, loggers))
     if not results.rows:
         raise typer.Exit(1)  # every experiment failed
 
@@ -169,6 +178,8 @@ def table(
     ),
     save: Annotated[Path | None, typer.Option(help="Write the record to this folder, as ID.json.")] = None,
     show: Annotated[Path | None, typer.Option(help="Show the record in this folder, and run nothing.")] = None,
+    tensorboard: Tensorboard = None,
+    mlflow: Mlflow = None,
     as_json: Json = False,
 ) -> None:
     """Run a table of the paper, and show ours beside the paper's. Without ID: list the tables.
@@ -199,6 +210,7 @@ def table(
         return _show_records([each for each, _ in tables], show, as_json, every)
     if save:
         make_folder(save)  # what cannot be written is refused before the long part
+    loggers = Loggers(tensorboard, mlflow)
     done: dict[str, Any] = {}
     for each, some in tables:
         if save and (save / f"{each.id}.json").is_dir():
@@ -207,9 +219,10 @@ def table(
         if every and "dataset" not in settings and not _is_at_hand(dataset):
             print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
         else:
-            done[each.id] = _reproduce(each, some, settings, save)
+            done[each.id], report = _reproduce(each, some, settings, save, loggers)
             if not as_json:
                 _print_record(each, done[each.id])
+                _print_report(report)
     if as_json:
         print(json.dumps(done if every else done[str(id)]))
     return None
@@ -259,17 +272,23 @@ def _print_bills(tables: list[tuple[PaperTable, list[str]]], settings: dict[str,
     )
 
 
-def _reproduce(table: PaperTable, rows: list[str], settings: dict[str, Any], save: Path | None) -> dict[str, Any]:
+def _reproduce(
+    table: PaperTable, rows: list[str], settings: dict[str, Any], save: Path | None, loggers: Loggers
+) -> tuple[dict[str, Any], Path | None]:
+    from .report.data import Page
+    from .report.gather import show_record
     from .store import write_json
-    from .study.reproduce import reproduce
+    from .study.reproduce import make_record, run_cases
     from .study.tables import plan_cases
 
     cases = plan_cases(table, rows, **settings)
     with _resumable(), _bars():
-        record = reproduce(table, cases)
+        done = run_cases(cases)
+    record = make_record(table, done)
     if save:
         write_json(save / f"{table.id}.json", record)
-    return record
+    page = Page(table.id, [show_record(record, done[0][1])])
+    return record, _report(page, (save or cases[0].config.folder) / f"{table.id}.html", loggers)
 
 
 def _show_records(tables: list[PaperTable], folder: Path, as_json: bool, every: bool) -> None:
@@ -359,6 +378,144 @@ def figure(
     draw_figure(measured, path.with_suffix(".png"))
     print(f"{path.with_suffix('.png')}, and its numbers beside it")
     return None
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, records of `fedthe table`, or folders of them."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file.", show_default="report.html; other formats are printed"),
+    ] = None,
+    format: Annotated[str, typer.Option(help="html, md, latex (booktabs) or csv (client by client).")] = "html",
+    tensorboard: Tensorboard = None,
+    mlflow: Mlflow = None,
+) -> None:
+    """Write one page that shows what happened on every client, under every shift.
+
+    The page needs no network and nothing beside it. RUN is the folder of a run, such as demo or runs/quick, a record of
+    `fedthe table --save`, or a folder of records.
+    """
+    from .report.formats import FORMATS
+    from .report.gather import gather
+    from .report.page import write_page
+    from .store import whole_file
+    from .text import find_nearest
+
+    if format not in {"html", *FORMATS}:
+        raise InputError(f"there is no format {format!r}; {find_nearest(format, ['html', *FORMATS])}")
+    if out and out.is_dir():
+        raise InputError(f"{out} is a folder; name a file.")
+    loggers = Loggers(tensorboard, mlflow)
+    page = gather(runs)
+    if format == "html":
+        out = out or Path("report.html")
+        write_page(page, out)
+    elif out:
+        with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+            file.write(FORMATS[format](page))
+    else:
+        print(FORMATS[format](page), end="")
+    if out:
+        print(f"written to {out}")
+    loggers.write(page)
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="The folder of a run, or a record of `fedthe table`.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a page with both to this file, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Put two runs side by side: what both measured, the difference, and which settings differ."""
+    from dataclasses import asdict
+
+    from .report.compare import compare, lay_out, list_remarks
+    from .report.gather import gather
+    from .report.page import write_page
+
+    both = [_only_one(gather([path]).shown, path) for path in (a, b)]
+    compared = compare(*both)
+    if as_json:
+        print(json.dumps(asdict(compared)))
+    else:
+        _print_grid(*lay_out(compared))
+        for remark in list_remarks(compared):
+            _stdout().print(remark, soft_wrap=True, markup=False, highlight=False)
+    if out:
+        write_page(gather([a, b]), out)
+        print(f"written to {out}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _only_one(shown: Sequence[Shown], path: Path) -> Shown:
+    if len(shown) != 1:
+        raise InputError(f"{path} holds {len(shown)} experiments; name one of them.")
+    return shown[0]
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/quick.")],
+    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and leave.")] = False,
+) -> None:
+    """Look on while an experiment runs: round, loss, percent right so far, time left. Ctrl-C leaves it running."""
+    from .report.watch import watch
+
+    watch(run, _stdout(), once=once)
+
+
+@dataclass(frozen=True)
+class Loggers:
+    """Where else results go, for those who live there."""
+
+    tensorboard: Path | None = None
+    mlflow: str | None = None
+
+    def __post_init__(self) -> None:
+        from .report.data import Page
+
+        self.write(Page("", []))  # what is missing is refused before the long part
+
+    def write(self, page: Page) -> None:
+        from .report.loggers import write_mlflow, write_tensorboard
+
+        if self.tensorboard:
+            write_tensorboard(page, self.tensorboard)
+        if self.mlflow:
+            write_mlflow(page, self.mlflow)
+
+
+def _report_run(results: Results, loggers: Loggers) -> Path | None:
+    from .report.data import Page
+    from .report.gather import show_results
+
+    shown = show_results(results)
+    return _report(Page(shown.name, [shown]), results.folder / "report.html", loggers)
+
+
+def _report(page: Page, path: Path, loggers: Loggers) -> Path | None:
+    """The page of what just ran, if it can be written: after hours of work that is no reason to fail."""
+    from .report.page import write_page
+
+    try:
+        loggers.write(page)
+    except InputError as error:
+        print(f"fedthe: {error} `fedthe report` can do it later.", file=sys.stderr)
+    try:
+        write_page(page, path)
+    except (InputError, OSError) as error:
+        print(f"fedthe: there is no report: {error}", file=sys.stderr)
+        return None
+    return path
+
+
+def _print_report(path: Path | None) -> None:
+    if path:
+        _stdout().print(f"The report is {path}: open it in a browser.\n", soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
@@ -458,9 +615,9 @@ def _bars() -> Iterator[None]:
             bars.stop()
 
 
-def _print_results(results: Results, as_json: bool) -> None:
+def _print_results(results: Results, as_json: bool, report: Path | None) -> None:
     if as_json:
-        print(json.dumps(results.summary()))
+        print(json.dumps(results.summary() | {"report": str(report) if report else None}))
         return
     from rich.markup import escape
 
@@ -480,7 +637,8 @@ def _print_results(results: Results, as_json: bool) -> None:
     for who, why in results.failures.items():
         console.print(f"failed: {escape(who)}: {escape(why)}", soft_wrap=True)
     folder = escape(str(results.folder))
-    console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {folder}\n", soft_wrap=True)
+    console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {folder}", soft_wrap=True)
+    _print_report(report)
 
 
 @data.command("list")

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,6 +70,7 @@ class Config:
     device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
     checkpoint_seconds: float = 10.0
+    curve: tuple[int, ...] = ()  # rounds after which methods are tested, too: their learning curves
     keep: tuple[int, ...] = ()  # rounds whose checkpoints stay, so that a run of so many rounds need not train
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -80,6 +82,11 @@ class Config:
                 raise InputError(f"{name} must name at least one, and each only once, but it is {_show(values)}.")
         if len(set(self.keep)) != len(self.keep) or min(self.keep, default=1) < 1:
             raise InputError(f"keep must name rounds from 1, and each only once, but it is {_show(self.keep)}.")
+        if any(before >= after for before, after in pairwise((0, *self.curve, self.rounds))) and self.curve:
+            raise InputError(
+                f"curve must name rounds from 1 to below the {self.rounds} of the run, in order, "
+                f"but it is {_show(self.curve)}."
+            )
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
         if not (0 <= self.checkpoint_seconds < float("inf")):
@@ -172,7 +179,7 @@ def _from_text(text: str, hint: Any) -> Any:
     if _optional(hint) and text.lower() == "none":
         return None
     if typing.get_origin(_bare(hint)) is tuple:
-        return [_guess(part) if part else part for part in text.split(",")]
+        return [_guess(part) if part else part for part in text.split(",")] if text else []  # curve= is none
     return text if _bare(hint) is str else _guess(text)
 
 

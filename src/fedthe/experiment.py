@@ -6,6 +6,7 @@ was, a method or a seed added later costs only itself, and nothing is ever taken
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from .engine.shards import Shards
 from .engine.train import deploy_some, put_beside, start, take_apart, train_together
 from .engine.visit import Diverged, Engine, Progress, Question, Run
 from .errors import Failed, InputError
+from .live import Recorder, recording
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe, find_sender
 from .methods.fedthe import HeadEnsemble
@@ -45,6 +47,7 @@ from .tree import Tree
 T = TypeVar("T")
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
+EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images of a stream that are kept to look at, and of so many clients
 FORMAT = 2  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
@@ -72,6 +75,10 @@ class Results:
     manifests: Mapping[int, str]  # by seed: the hash of who held which rows
     names: Mapping[str, str]  # of natural tests in front of people: by the pool that they come from
     pools: Mapping[str, str]  # by natural test: the name of its pool
+    curves: Mapping[int, Mapping[str, Mapping[str, tuple[float, float]]]]  # by round, method and test: mean and std
+    answers: tuple[str, ...]  # the names of their files, for what is known sample by sample
+    examples: str  # the name of the file with images to look at
+    config: Config
     environment: Mapping[str, Any]
     folder: Path
     seconds: float
@@ -86,15 +93,19 @@ class Results:
 
     def table(self) -> dict[str, dict[str, float]]:
         """Percent right, by method and test: the mean over clients, then over seeds."""
-        return self._over_clients(np.mean)
+        return reduce_rows(self.rows, np.mean)
 
     def worst(self) -> dict[str, dict[str, float]]:
         """The worst client's percent, the mean over seeds."""
-        return self._over_clients(np.min)
+        return reduce_rows(self.rows, np.min)
 
     def std(self) -> dict[str, dict[str, float]]:
         """The standard deviation over seeds of what `table` gives; 0 for a single seed."""
-        return self._over_clients(np.mean, np.std)
+        return reduce_rows(self.rows, np.mean, np.std)
+
+    def scores(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """`table` and `std` together."""
+        return score_rows(self.rows)
 
     def summary(self) -> dict[str, Any]:
         """The tables and all that stands beside them, as plain data."""
@@ -107,21 +118,33 @@ class Results:
             "trainings": self.trainings,
             "notes": list(self.notes),
             "names": self.names,
+            "pools": self.pools,
+            "curves": {str(rounds): scores for rounds, scores in self.curves.items()},
+            "answers": list(self.answers),
+            "examples": self.examples,
             "manifests": {str(seed): digest for seed, digest in self.manifests.items()},
             "folder": str(self.folder),
             "seconds": self.seconds,
         }
 
-    def _over_clients(
-        self, reduce: Callable[[list[float]], Any], over_seeds: Callable[[list[float]], Any] = np.mean
-    ) -> dict[str, dict[str, float]]:
-        cells: dict[tuple[str, str], dict[int, list[float]]] = {}
-        for row in self.rows:
-            cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
-        table: dict[str, dict[str, float]] = {}
-        for (method, test), seeds in cells.items():
-            table.setdefault(method, {})[test] = float(over_seeds([reduce(clients) for clients in seeds.values()]))
-        return table
+
+def reduce_rows(
+    rows: Iterable[Row], over_clients: Callable[[list[float]], Any], over_seeds: Callable[[list[float]], Any] = np.mean
+) -> dict[str, dict[str, float]]:
+    """By method and test: percents of clients as one number, and those of seeds as one."""
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
+    table: dict[str, dict[str, float]] = {}
+    for (method, test), seeds in cells.items():
+        table.setdefault(method, {})[test] = float(over_seeds([over_clients(clients) for clients in seeds.values()]))
+    return table
+
+
+def score_rows(rows: Sequence[Row]) -> dict[str, dict[str, tuple[float, float]]]:
+    """By method and test: the mean over clients and seeds, and the standard deviation over seeds."""
+    means, deviations = reduce_rows(rows, np.mean), reduce_rows(rows, np.mean, np.std)
+    return {name: {test: (cells[test], deviations[name][test]) for test in cells} for name, cells in means.items()}
 
 
 def run(config: Config | None = None, **settings: Any) -> Results:
@@ -137,7 +160,62 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     store.write_json(folder / "environment.json", environment)
     for work in works:
         store.write_json(folder / f"manifest-{work.run.seed}.json", work.federation.manifest)
-    answers: list[dict[str, Any]] = []
+    natural = works[0].federation.dataset.natural
+    curves: dict[int, Any] = {}
+    # each stage begins where the last one ended
+    stages = [
+        [replace(work, config=replace(config, rounds=rounds, curve=())) for work in works]
+        for rounds in (*config.curve, config.rounds)
+    ]
+    trainings, answers = _count(methods, stages)
+    with recording(folder, trainings=trainings, answers=answers) as recorder:
+        for shorter, rounds in zip(stages, config.curve, strict=False):
+            curves[rounds] = score_rows(_measure(methods, shorter, recorder).rows)
+        done = _measure(methods, stages[-1], recorder)
+    results = Results(
+        rows=done.rows,
+        costs=done.costs,
+        failures=done.failures,
+        trainings=done.trainings,
+        notes=tuple(dict.fromkeys(note for work in works for note in work.federation.notes)),
+        manifests={work.run.seed: work.federation.manifest_hash for work in works},
+        names={test: name_shift(test, pool) for test, pool in natural.items()},
+        pools={test: pool.name for test, pool in natural.items()},
+        curves=curves,
+        answers=done.files,
+        examples=works[0].keep_examples(),
+        config=config,
+        environment=environment,
+        folder=folder,
+        seconds=time.perf_counter() - began,
+    )
+    records.write_results(folder, [asdict(row) for row in done.rows])
+    store.write_json(folder / "trainings.json", done.trainings)
+    store.write_json(folder / "summary.json", results.summary())
+    return results
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What methods came to, after a number of rounds."""
+
+    rows: tuple[Row, ...]
+    costs: dict[str, dict[str, float]]
+    failures: dict[str, str]
+    trainings: dict[str, dict[str, Any]]
+    files: tuple[str, ...]
+
+
+def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[_Work]]) -> tuple[int, int]:
+    """What there is to do: trainings that are not there yet, and answers in all."""
+    trainings = group_by_training(methods)
+    left = [work for works in stages for work in works for each in trainings if not work.has(each)]
+    return len(left), len(methods) * sum(map(len, stages))
+
+
+def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Recorder) -> _Measured:
+    """Train, deploy and test all methods on all seeds, or take what is there."""
+    answers: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
     trainings: dict[str, dict[str, Any]] = {}
     for trained, served, work, outcome in _train_all(methods, works):
@@ -150,22 +228,48 @@ def run(config: Config | None = None, **settings: Any) -> Results:
         trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
         for name, method in served.items():
             try:
-                answers.append(work.answer(name, method, key, outcome))
+                answer = work.answer(name, method, key, outcome)
             except Failed as error:
                 failures[f"{name}, seed {seed}"] = str(error)
-    rows = tuple(Row(**row) for answer in answers for row in answer["rows"])
-    costs = {answer["method"]: answer["costs"] for answer in answers}
-    notes = tuple(dict.fromkeys(note for work in works for note in work.federation.notes))
-    manifests = {work.run.seed: work.federation.manifest_hash for work in works}
-    natural = works[0].federation.dataset.natural
-    names = {test: name_shift(test, pool) for test, pool in natural.items()}
-    pools = {test: pool.name for test, pool in natural.items()}
-    seconds = time.perf_counter() - began
-    results = Results(rows, costs, failures, trainings, notes, manifests, names, pools, environment, folder, seconds)
-    records.write_results(folder, [asdict(row) for row in rows])
-    store.write_json(folder / "trainings.json", trainings)
-    store.write_json(folder / "summary.json", results.summary())
-    return results
+            else:
+                file = work.name_answer(name, method, key)
+                answers[file] = answer
+                recorder.add_answer(file)
+    rows = tuple(Row(**row) for answer in answers.values() for row in answer["rows"])
+    costs = {answer["method"]: answer["costs"] for answer in answers.values()}
+    return _Measured(rows, costs, failures, trainings, tuple(answers))
+
+
+def read_results(folder: Path) -> Results:
+    """What `run` returned, from what it left behind."""
+    summary, config, environment = (
+        records.read_json(folder / f"{name}.json") for name in ("summary", "config", "environment")
+    )
+    if summary is None or config is None:
+        raise InputError(f"{folder} holds no finished run; `fedthe run` makes one.")
+    try:
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+        return Results(
+            rows=tuple(Row(**json.loads(line)) for line in lines),
+            costs=summary["costs"],
+            failures=summary["failures"],
+            trainings=summary["trainings"],
+            notes=tuple(summary["notes"]),
+            manifests={int(seed): digest for seed, digest in summary["manifests"].items()},
+            names=summary["names"],
+            pools=summary["pools"],
+            curves={int(rounds): scores for rounds, scores in summary["curves"].items()},
+            answers=tuple(summary["answers"]),
+            examples=summary["examples"],
+            config=make_config(config),
+            environment=environment or {},
+            folder=folder,
+            seconds=summary["seconds"],
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder} is a run of another version, or damaged ({error}); run it again, which trains nothing anew."
+        ) from None
 
 
 def name_shift(test: str, pool: Pool) -> str:
@@ -502,12 +606,29 @@ class _Work:
                 records.delete_progress(path)
         return None
 
+    def name_answer(self, name: str, method: Method, training: str) -> str:
+        """The name of a method, and of all that its answers depend on."""
+        tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
+        return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, describe(method), *tested)[:16]}"
+
+    def keep_examples(self) -> str:
+        """The first images of some clients' streams, in a file for those who look at answers; its name."""
+        name = f"{self.run.seed}-{content_hash(self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
+        path = self.folder / "examples" / f"{name}.npz"
+        if not path.exists():
+            some = {
+                f"{test}/{k}": self.federation.images(stream.first(EXAMPLES))
+                for test, streams in self.federation.tests.items()
+                for k, stream in enumerate(streams[:EXAMPLE_CLIENTS])
+                if stream is not None and test in self.tests
+            }
+            records.write_samples(path, some)
+        return name
+
     def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
         """Deploy the method on every client and let it answer every test, unless that was done before."""
         seed = self.run.seed
-        tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
-        key = content_hash(FORMAT, training, describe(method), *tested)[:16]
-        path = self.folder / "answers" / f"{name}-{seed}-{key}.json"
+        path = self.folder / "answers" / f"{self.name_answer(name, method, training)}.json"
         samples_path = self.folder / "samples" / f"{path.stem}.npz"
         done = records.read_json(path)
         if _is_answer(done) and samples_path.exists():
@@ -553,7 +674,8 @@ class _Work:
             ms = 1000 * scores.seconds / len(truth)
             right = int(scores.right.sum())
             row = Row(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms)
-            scored[test, k] = (row, {"right": scores.right, **scores.info})
+            known = {"right": scores.right, "label": truth.astype(np.int16), "answer": scores.classes.astype(np.int16)}
+            scored[test, k] = (row, known | scores.info)
         return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:

@@ -1,4 +1,4 @@
-"""Long work says how far it is, to whoever listens: the command line shows bars, everyone else hears nothing."""
+"""Long work says how far it is, to whoever listens: the command line shows bars, and a run keeps it for who watches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 Listener = Callable[[str, int, int, str], None]  # what is going on, how much is done, of how much, and a remark
 
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
 
 
 def tell(what: str, done: int, total: int, remark: str = "") -> None:
-    listener = _listener.get()
-    if listener is not None:
+    for listener in _listeners.get():
         listener(what, done, total, remark)
 
 
@@ -31,9 +30,22 @@ def track(what: str, items: Iterable[T], total: int | None = None) -> Iterator[T
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within the block, `listener` hears what long work tells."""
-    token = _listener.set(listener)
+    """Within the block, `listener` hears what long work tells, as those do that listened before."""
+    with _only((*_listeners.get(), listener)):
+        yield
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Within the block, nobody hears what long work tells."""
+    with _only(()):
+        yield
+
+
+@contextmanager
+def _only(listeners: tuple[Listener, ...]) -> Iterator[None]:
+    token = _listeners.set(listeners)
     try:
         yield
     finally:
-        _listener.reset(token)
+        _listeners.reset(token)

@@ -6,7 +6,8 @@ runs/NAME/manifest-S.json    the federation of seed S: who held which rows
 runs/NAME/trainings/ID.*     a federated training: its checkpoint (safetensors), what is known of it (JSON), and the
                              state of its clients where that is too much for memory (records of one size)
 runs/NAME/answers/ID.json    one method on one seed: its scores on every client and test
-runs/NAME/samples/ID.npz     the same, sample by sample: right or wrong, and e for two-head methods
+runs/NAME/samples/ID.npz     the same, sample by sample: the class, the answer, and for two heads theirs and e
+runs/NAME/examples/ID.npz    the first images of some streams, to look at
 runs/NAME/results.jsonl      all scores of the run, one line per method, seed, test and client; and as Parquet
 """
 
@@ -14,8 +15,11 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import shutil
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -85,13 +89,22 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
 
 def read_round(path: Path) -> int:
     """How many rounds the training of a checkpoint has behind it; -1 where it is damaged."""
+    return int(_read_facts(path).get("round", -1))
+
+
+def read_losses(path: Path) -> list[float]:
+    """The mean local loss of every round of a checkpoint's training; none where it is not there or damaged."""
+    return list(_read_facts(path).get("losses", []))
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return int(json.loads(file.metadata()["fedthe"])["round"])
+            return dict(json.loads(file.metadata()["fedthe"]))
     except (SafetensorError, OSError, LookupError, ValueError, TypeError):
-        return -1
+        return {}
 
 
 def copy_progress(path: Path, to: Path) -> None:
@@ -127,6 +140,15 @@ def write_samples(path: Path, columns: Mapping[str, np.ndarray]) -> None:
         np.savez_compressed(file, **columns)  # type: ignore[arg-type]
 
 
+def read_samples(path: Path) -> dict[str, np.ndarray]:
+    """What `write_samples` wrote; nothing where it is not there or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        return {}
+
+
 def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """results.jsonl, and results.parquet where pyarrow is installed."""
     rows = list(rows)
@@ -152,5 +174,13 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": torch.get_num_threads(),
-        "command": " ".join(["fedthe", *sys.argv[1:]]),
+        "command": _name_command(),
     }
+
+
+def _name_command() -> str:
+    """What was typed to get here; nothing where Python was asked line by line."""
+    script, *words = sys.argv or [""]
+    if Path(script).stem in ("fedthe", "__main__"):
+        return shlex.join(["fedthe", *words])
+    return shlex.join(["python", Path(script).name, *words]) if script.endswith(".py") else ""

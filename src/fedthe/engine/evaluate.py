@@ -24,6 +24,7 @@ AHEAD = 16  # samples whose views are drawn together: half the cost of one by on
 class Scores:
     """How one client did on one test stream."""
 
+    classes: np.ndarray  # [n], the answers
     right: np.ndarray  # bool [n]
     info: dict[str, np.ndarray]  # per sample, such as e [n]
     seconds: float
@@ -50,7 +51,7 @@ def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> 
 def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -> Scores:
     if not answered.finite:
         raise Failed(f"an answer to {'/'.join(map(str, path))} is not finite")
-    return Scores(answered.classes == labels, answered.info, answered.seconds)
+    return Scores(answered.classes, answered.classes == labels, answered.info, answered.seconds)
 
 
 def answer_stream(

@@ -14,7 +14,7 @@ from ..tree import Tree
 from ..types import Batch, Shard, scale
 from .base import Answers, Fit, Method, Predictor, Views, each_sample
 from .finetune import BalancedFedAvg
-from .head_ensemble import Search, Weighting, find_weight, measure_gap, mix, smooth
+from .head_ensemble import Search, Weighting, describe_heads, find_weight, measure_gap, mix, smooth
 from .losses import balanced_softmax, cross_entropy
 from .memo import Memo
 
@@ -126,7 +126,7 @@ class HeadEnsemble(Predictor):
             logits = mix(e, of_global, of_personal)
         if self.then is not None and self.then.steps and views is not None:
             logits = each_sample(TunedEnsemble(method, self.then), mine, views, x, e)
-        return Answers(logits, {"e": e}), after
+        return Answers(logits, describe_heads(e, of_global, of_personal)), after
 
     def _smooth(self, h: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         if not self.history:

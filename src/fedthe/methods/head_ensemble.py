@@ -80,6 +80,12 @@ def mix(weight: Tensor, global_logits: Tensor, local_logits: Tensor) -> Tensor:
     return weight[:, None] * global_logits + (1 - weight[:, None]) * local_logits
 
 
+def describe_heads(weight: Tensor, global_logits: Tensor, local_logits: Tensor) -> dict[str, Tensor]:
+    """What is kept of every sample: e, and what each head alone would have answered."""
+    answers = {"global": global_logits, "personal": local_logits}
+    return {"e": weight, **{name: logits.argmax(-1).to(torch.int16) for name, logits in answers.items()}}
+
+
 def smooth(features: Tensor, history: Tensor | None, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
     """Every feature drawn to the history before it, beta * h + (1 - beta) * history [n, d], and the last history [d].
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..tree import Tree
 from .base import Answers, Method, Predictor, Views
-from .head_ensemble import Search, descend, mix
+from .head_ensemble import Search, descend, describe_heads, mix
 
 CHUNK = 250  # samples whose views are in memory together
 
@@ -39,7 +39,7 @@ class TSA(Predictor):
                 weights.append(agree(of_global.unflatten(0, (-1, 2)), of_personal.unflatten(0, (-1, 2)), search))
             e = torch.cat(weights)
             _, of_global, of_personal = method.heads(mine, x)  # type: ignore[attr-defined]
-        return Answers(mix(e, of_global, of_personal), {"e": e}), state
+        return Answers(mix(e, of_global, of_personal), describe_heads(e, of_global, of_personal)), state
 
     @property
     def augments(self) -> tuple[int, int]:

@@ -46,6 +46,17 @@ LINES = {  # styles and widths that show where curves lie on each other, as thos
     "fedthe": ("-", 3.0),
     "fedthe_plus": ("--", 1.4),
 }
+NAMES = {  # of methods that have no colour of their own
+    "gma": "GMA",
+    "term": "TERM",
+    "memo_g": "MEMO (G)",
+    "apfl": "APFL",
+    "ditto": "Ditto",
+    "per_fedavg": "Per-FedAvg",
+    "knn_per": "kNN-Per",
+    "ttt": "TTT",
+    "tsa": "TSA",
+}
 OTHERS = ("#332288", "#88ccee", "#ddcc77", "#882255", "#661100", "#6699cc")  # methods without a colour of their own
 MODES = {"lp": ("LP", "#56b4e9"), "ft": ("FT", "#e69f00"), "lpft": ("LP-FT", "#7b1113")}
 CLAIM = (1.5, 2.5)  # times fewer rounds, says the paper
@@ -263,10 +274,15 @@ def _embed(features: np.ndarray) -> np.ndarray:
     return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(features))
 
 
+def name_method(method: str) -> str:
+    """What a method is called in front of people."""
+    return METHODS[method][0] if method in METHODS else NAMES.get(method, clean(method))
+
+
 def _look_up(methods: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The name and the colour of each method; those that have none are given some."""
     strange = [method for method in methods if method not in METHODS]
-    given = {method: (method, OTHERS[i % len(OTHERS)]) for i, method in enumerate(strange)}
+    given = {method: (name_method(method), OTHERS[i % len(OTHERS)]) for i, method in enumerate(strange)}
     return {method: METHODS[method] if method in METHODS else given[method] for method in methods}
 
 

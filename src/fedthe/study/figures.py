@@ -109,15 +109,16 @@ def average(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
 
 
 def measure_curves(config: Config) -> dict[str, Any]:
-    """Percent right after more and more rounds, and how many of them ours need. A run begins where the last ended."""
+    """Percent right after more and more rounds, and how many of them ours need."""
     rounds = pick_rounds(config.rounds)
+    results = _run_whole(replace(config, curve=tuple(rounds[:-1])))
     curves: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for number in rounds:
-        results = _run_whole(replace(config, rounds=number))
-        for kind, table in (("mean", results.table()), ("std", results.std())):
-            for method, scores in table.items():
-                for test, value in scores.items():
-                    curves.setdefault(method, {}).setdefault(test, {}).setdefault(kind, []).append(value)
+    for method, scores in results.scores().items():
+        for test, last in scores.items():
+            found = [*(results.curves[number][method][test] for number in rounds[:-1]), last]
+            curves.setdefault(method, {})[test] = {
+                kind: [each[i] for each in found] for i, kind in enumerate(("mean", "std"))
+            }
     on_mixture = {method: tests["mixture"]["mean"] for method, tests in curves.items() if "mixture" in tests}
     return {"rounds": rounds, "curves": curves, "speed": compare_speed(rounds, on_mixture)}
 

@@ -9,23 +9,40 @@ from typing import Any
 from .. import records
 from ..errors import InputError
 from ..experiment import Results, run
-from .tables import AVERAGE, Case, Cell, Table, fill_table, plan_cases
+from .tables import AVERAGE, Case, Table, fill_table, plan_cases
 
 FORMAT = 1
 # The paper's data, as our loaders name it: on another dataset no number is the paper's.
 PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "imagenet-r", "imagenet-v2"}}
 # Settings that may differ without making it another experiment: where and how it runs, and what is said elsewhere.
-FREE = {"name", "out", "engine", "device", "precision", "checkpoint_seconds", "keep", "methods", "dataset", "natural"}
+FREE = {
+    "name",
+    "out",
+    "engine",
+    "device",
+    "precision",
+    "checkpoint_seconds",
+    "keep",
+    "curve",
+    "methods",
+    "dataset",
+    "natural",
+}
+
+
+def run_cases(cases: Sequence[Case]) -> list[tuple[Case, Results]]:
+    """Run what `plan_cases` says, or take what is there."""
+    return [(case, run(case.config)) for case in cases]
 
 
 def reproduce(table: Table, cases: Sequence[Case]) -> dict[str, Any]:
-    """Run what `plan_cases` says, or take what is there, and give the table's record as plain data."""
-    return make_record(table, [(case, run(case.config)) for case in cases])
+    """Run a table's cases, and give its record as plain data."""
+    return make_record(table, run_cases(cases))
 
 
 def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, Any]:
     """`rows[method][test] = [mean, std over seeds]` as the paper's tables have it, and all it came from."""
-    rows = fill_table(table, [(case, score(results)) for case, results in done])
+    rows = fill_table(table, [(case, results.scores()) for case, results in done])
     if not rows:
         reasons = sorted({why for _, results in done for why in results.failures.values()})
         raise InputError(f"nothing of {table.id} could be measured: {'; '.join(reasons)}.")
@@ -54,11 +71,6 @@ def read_record(table: Table, folder: Path) -> dict[str, Any]:
     if not isinstance(record, dict) or (record.get("id"), record.get("format")) != (table.id, FORMAT):
         raise InputError(f"{path} is no record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
     return record
-
-
-def score(results: Results) -> dict[str, dict[str, Cell]]:
-    means, deviations = results.table(), results.std()
-    return {name: {test: (cells[test], deviations[name][test]) for test in cells} for name, cells in means.items()}
 
 
 def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns: Sequence[str]) -> list[str]:

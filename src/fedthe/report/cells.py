@@ -1,0 +1,90 @@
+"""The numbers of a report as every format says them, and which of them is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from .data import Cost, Score, Shown
+
+NOTHING = "-"  # where there is no number
+
+
+def average(scores: Mapping[str, Score]) -> float:
+    """The mean over tests."""
+    return fmean(score.mean for score in scores.values())
+
+
+def average_all(shown: Shown) -> dict[str, float]:
+    """By method; one that lacks a test is left out, for its average would be of something else."""
+    return {method: average(scores) for method, scores in shown.scores.items() if scores.keys() >= shown.tests.keys()}
+
+
+def pick_best(numbers: Mapping[str, float]) -> set[str]:
+    """Who has the highest number as people see it: 71.26 and 71.34 are both 71.3. Nobody is the best of one."""
+    if len(numbers) < 2:
+        return set()
+    seen = {who: float(say_number(number)) for who, number in numbers.items()}
+    return {who for who, number in seen.items() if number == max(seen.values())}
+
+
+def find_best(shown: Shown) -> dict[str, set[str]]:
+    """The best methods of every test."""
+    return {test: pick_best(list_means(shown, test)) for test in shown.tests}
+
+
+def list_means(shown: Shown, test: str) -> dict[str, float]:
+    return {method: scores[test].mean for method, scores in shown.scores.items() if test in scores}
+
+
+def list_worst(shown: Shown, test: str) -> dict[str, float]:
+    """The worst client's percent, by method."""
+    return {method: scores[test].worst for method, scores in shown.scores.items() if test in scores}
+
+
+def difference(shown: Shown, method: str, test: str) -> float | None:
+    """Ours less the paper's; None where the two are not to be compared."""
+    ours = shown.scores.get(method, {}).get(test)
+    papers = shown.paper.cells.get(method, {}).get(test) if shown.paper else None
+    return ours.mean - papers[0] if ours and papers else None
+
+
+def say_number(number: float) -> str:
+    return f"{number:.1f}"
+
+
+def say(score: Score) -> str:
+    """71.3 ± 0.4; without the deviation where there is one seed."""
+    return say_number(score.mean) if score.std is None else f"{score.mean:.1f} ± {score.std:.1f}"
+
+
+def say_change(change: float) -> str:
+    """With its sign; what rounds to nothing is +0.0, never -0.0."""
+    return f"{round(change, 1) + 0.0:+.1f}"
+
+
+def say_ms(cost: Cost | None) -> str:
+    """Three digits, for methods differ by thousands of times."""
+    if cost is None or cost.ms is None:
+        return NOTHING
+    return f"{cost.ms:.3g}" if cost.ms < 100 else f"{cost.ms:.0f}"
+
+
+def say_passes(cost: Cost | None) -> str:
+    """Forward, and backward where there are some: 1 or 33 + 1."""
+    if cost is None or cost.forward is None:
+        return NOTHING
+    return f"{cost.forward:g} + {cost.backward:g}" if cost.backward else f"{cost.forward:g}"
+
+
+def list_settings(shown: Shown) -> dict[str, Any]:
+    """The run's settings by name, those of methods with dots: hyper.fedthe.alpha."""
+    return _flatten(shown.provenance.get("config") or {})
+
+
+def _flatten(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= _flatten(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return flat

@@ -1,0 +1,215 @@
+"""Two runs side by side: what changed, whether on the same clients, and what was set differently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..text import clean
+from . import cells
+from .data import Shown
+from .formats import LONGEST, escape_markdown, write_markdown_table
+
+if TYPE_CHECKING:
+    from ..study.show import Grid
+
+WHERE = ("name", "out")  # settings that move no number
+UNSET = "nothing"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One method on one test, in percent. Paired, all of it is over the clients of the seeds that both runs share."""
+
+    a: float
+    b: float
+    more: float  # b - a
+    pairs: int  # clients that both runs have; 0 is unpaired
+    error: float | None = None  # of `more`: its standard error over clients and seeds
+    gained: int = 0  # clients on which b is better
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    names: tuple[str, str]
+    methods: Mapping[str, str]  # that both have, by id: what they are called
+    tests: Mapping[str, str]
+    changes: Mapping[str, Mapping[str, Change]]  # by method and test
+    seeds: Sequence[str]  # in which both have the same clients, by their manifests
+    apart: Sequence[str]  # seeds that only one has, or whose clients differ
+    settings: Mapping[str, tuple[Any, Any]]  # that differ
+    only: tuple[Sequence[str], Sequence[str]]  # methods and tests of one alone, by name
+    renamed: Mapping[str, tuple[str, str]]  # tests that both have, and that are not the same
+
+
+def compare(a: Shown, b: Shown) -> Comparison:
+    """What b is above a, for every method and test that both have."""
+    names = _name_apart(clean(a.name), clean(b.name))
+    seeds, apart = _match_seeds(a, b)
+    methods = _share("method", names, a.methods, b.methods, (a.scores, b.scores))
+    tests = _share("test", names, a.tests, b.tests, (_list_tests(a), _list_tests(b)))
+    changes: dict[str, dict[str, Change]] = {}
+    for method in methods:
+        for test in tests:
+            if test in a.scores[method] and test in b.scores[method]:
+                changes.setdefault(method, {})[test] = _measure_change(a, b, method, test, seeds)
+    if not changes:
+        raise InputError(f"{names[0]} and {names[1]} share no method that answered the same test in both.")
+    return Comparison(
+        names=names,
+        methods={method: methods[method] for method in changes},
+        tests={test: name for test, name in tests.items() if any(test in row for row in changes.values())},
+        changes=changes,
+        seeds=seeds,
+        apart=apart,
+        settings=_list_differences(cells.list_settings(a), cells.list_settings(b)),
+        only=(_list_own(a, b), _list_own(b, a)),
+        renamed={test: (a.tests[test], b.tests[test]) for test in tests if a.tests[test] != b.tests[test]},
+    )
+
+
+def lay_out(comparison: Comparison) -> Grid:
+    """For a terminal: a, b, below them b - a with its error, and how many clients gained and lost."""
+    rows = [
+        [clean(name), *(_say_change(comparison.changes[method].get(test)) for test in comparison.tests)]
+        for method, name in comparison.methods.items()
+    ]
+    return ["", *map(clean, comparison.tests.values())], rows
+
+
+def write_markdown(comparison: Comparison) -> str:
+    """A line for every method and test, and below it what a reader must know."""
+    a, b = map(escape_markdown, comparison.names)
+    rows = []
+    for method, changes in comparison.changes.items():
+        for test, change in changes.items():
+            names = escape_markdown(comparison.methods[method]), escape_markdown(comparison.tests[test])
+            numbers = cells.say_number(change.a), cells.say_number(change.b), _say_more(change)
+            counts = f"{change.gained} / {change.lost}" if change.pairs else cells.NOTHING
+            rows.append([f"{names[0]}, {names[1]}", *numbers, counts])
+    table = write_markdown_table(["", a, b, "difference", "clients gained / lost"], rows)
+    remarks = [f"- {escape_markdown(remark)}" for remark in list_remarks(comparison)]
+    return "\n\n".join([f"# {b} beside {a}", table, "\n".join(remarks)]) + "\n"
+
+
+def list_remarks(comparison: Comparison) -> list[str]:
+    """What a reader of the differences must know, with the most important first."""
+    a, b = comparison.names
+    remarks = [_say_pairing(comparison)]
+    remarks += [f"{test} is {ours} in {a}, and {theirs} in {b}." for test, (ours, theirs) in comparison.renamed.items()]
+    for setting, (before, after) in comparison.settings.items():
+        remarks.append(f"{setting}: {_say_setting(before)} in {a}, {_say_setting(after)} in {b}.")
+    if not comparison.settings:
+        remarks.append("No setting differs.")
+    remarks += [
+        f"Only in {name}: {', '.join(own)}." for name, own in zip(comparison.names, comparison.only, strict=True) if own
+    ]
+    return [clean(remark, LONGEST) for remark in remarks]
+
+
+def _say_pairing(comparison: Comparison) -> str:
+    changes = [change for row in comparison.changes.values() for change in row.values()]
+    if not any(change.pairs for change in changes):
+        return (
+            "Not paired: no seed has the same clients in both runs, so a difference may come from the clients; "
+            "numbers are means over all seeds."
+        )
+    said = (
+        f"Paired: both runs have the same clients in {_say_seeds(comparison.seeds)}; a difference is the mean over "
+        "these clients, ± its standard error over clients and seeds."
+    )
+    if comparison.apart:
+        said += f" Left out, for only one run has it or its clients differ: {_say_seeds(comparison.apart)}."
+    if not all(change.pairs for change in changes):
+        said += " A difference without a count of clients is not paired, and over all seeds."
+    return said
+
+
+def _say_seeds(seeds: Sequence[str]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
+
+
+def _say_change(change: Change | None) -> str:
+    if change is None:
+        return cells.NOTHING
+    said = f"{change.a:.1f} {change.b:.1f}\n{_say_more(change)}"
+    return f"{said}\n{change.gained} up, {change.lost} down" if change.pairs else said
+
+
+def _say_more(change: Change) -> str:
+    return cells.say_change(change.more) + (f" ± {change.error:.1f}" if change.error is not None else "")
+
+
+def _say_setting(value: Any) -> str:
+    if value is None:
+        return UNSET
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _name_apart(a: str, b: str) -> tuple[str, str]:
+    return (a, b) if a != b else (f"{a} (1)", f"{b} (2)")
+
+
+def _match_seeds(a: Shown, b: Shown) -> tuple[list[str], list[str]]:
+    """Seeds whose manifests, so clients, are the same; and the others."""
+    ours, theirs = (shown.provenance.get("manifests") or {} for shown in (a, b))
+    every = dict.fromkeys(str(seed) for seed in (*a.seeds, *b.seeds))
+    same = [seed for seed in every if seed in ours and ours[seed] == theirs.get(seed)]
+    return same, [seed for seed in every if seed not in same]
+
+
+def _share(
+    kind: str,
+    runs: tuple[str, str],
+    ours: Mapping[str, str],
+    theirs: Mapping[str, str],
+    measured: tuple[Iterable[str], Iterable[str]],
+) -> dict[str, str]:
+    shared = {each: name for each, name in ours.items() if each in theirs and all(each in some for some in measured)}
+    if not shared:
+        raise InputError(f"{runs[0]} and {runs[1]} share no {kind}, so there is nothing to compare.")
+    return shared
+
+
+def _list_tests(shown: Shown) -> set[str]:
+    return {test for scores in shown.scores.values() for test in scores}
+
+
+def _list_own(one: Shown, other: Shown) -> list[str]:
+    methods = [name for method, name in one.methods.items() if method not in other.methods]
+    return methods + [name for test, name in one.tests.items() if test not in other.tests]
+
+
+def _list_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs} if name not in WHERE}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _measure_change(a: Shown, b: Shown, method: str, test: str, seeds: Sequence[str]) -> Change:
+    pairs = [pair for seed in seeds for pair in _pair_clients(a, b, method, test, seed)]
+    if not pairs:
+        before, after = a.scores[method][test].mean, b.scores[method][test].mean
+        return Change(before, after, after - before, pairs=0)
+    differences = [after - before for before, after in pairs]
+    return Change(
+        fmean(before for before, _ in pairs),
+        fmean(after for _, after in pairs),
+        fmean(differences),
+        len(pairs),
+        stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None,
+        sum(each > 0 for each in differences),
+        sum(each < 0 for each in differences),
+    )
+
+
+def _pair_clients(a: Shown, b: Shown, method: str, test: str, seed: str) -> list[tuple[float, float]]:
+    ours, theirs = (
+        run.clients[seed].scores.get(method, {}).get(test, ()) if seed in run.clients else () for run in (a, b)
+    )
+    both = zip(ours, theirs, strict=False)
+    return [(before, after) for before, after in both if before is not None and after is not None]

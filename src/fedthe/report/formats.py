@@ -1,0 +1,256 @@
+"""A report as text: Markdown and LaTeX for people, CSV for pandas and spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..text import clean
+from . import cells
+from .data import Page, Paper, Shown
+
+LONGEST = 2000  # characters of a sentence of a user's that are shown
+MARKDOWN = {
+    **{mark: f"\\{mark}" for mark in "\\|`*_[]#~$"},
+    "&": "&amp;",  # as entities, for they are text to every reader of Markdown
+    "<": "&lt;",
+    ">": "&gt;",
+}
+LATEX = {
+    **{mark: f"\\{mark}" for mark in "_&%$#{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",  # these three are other characters in LaTeX's own fonts
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the \\ that ends a row they would belong to it
+    "±": r"$\pm$",
+    "\N{REPLACEMENT CHARACTER}": "?",
+}
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a spreadsheet starts a formula
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str  # digits and signs: nothing to escape
+    best: bool = False
+
+
+NOTHING = Cell(cells.NOTHING)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table with a row for every method."""
+
+    title: str
+    about: str  # what a reader of its numbers must know
+    head: Mapping[str, str]  # what the columns are called, by test; keys with spaces are no tests
+    rows: Sequence[tuple[str, Sequence[Cell]]]  # a method's name, and its cells
+
+
+def write_markdown(page: Page) -> str:
+    """Tables for a README or an issue: ours with costs, the worst client's, and the paper's."""
+    parts = [f"# {escape_markdown(page.title)}"]
+    for shown in page.shown:
+        parts += [f"## {escape_markdown(shown.name)}", escape_markdown(shown.sentence)]
+        for block in lay_out(shown):
+            parts += [escape_markdown(f"{block.title}. {block.about}"), _write_markdown_block(block)]
+        parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in list_remarks(shown))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_latex(page: Page) -> str:
+    """A table for a paper from every run, with the worst client's numbers and the paper's below ours."""
+    parts = [
+        r"% Needs \usepackage{booktabs}. Names beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."
+    ]
+    labels: list[str] = []
+    for shown in page.shown:
+        labels.append(_make_label(shown.name, labels))
+        parts.append(_write_latex_table(shown, labels[-1]))
+    return "\n\n".join(parts) + "\n"
+
+
+def write_csv(page: Page) -> str:
+    """What every client got right, one line each: run, seed, client, method, test, percent.
+
+    That is the form that pandas groups and spreadsheets pivot: means, deviations over seeds and worst clients follow
+    from it, and the other formats show them. A client without a test has no line for it. Line ends are CR LF, as
+    RFC 4180 has them: write it with newline="".
+    """
+    file = io.StringIO()
+    lines = csv.writer(file)
+    lines.writerow(["run", "seed", "client", "method", "test", "percent"])
+    for shown in page.shown:
+        for seed, clients in shown.clients.items():
+            for method, tests in clients.scores.items():
+                for test, percents in tests.items():
+                    words = _disarm(shown.name), _disarm(method), _disarm(test)
+                    for client, percent in enumerate(percents):
+                        if percent is not None:
+                            lines.writerow([words[0], seed, client, *words[1:], percent])
+    return file.getvalue()
+
+
+FORMATS: dict[str, Callable[[Page], str]] = {"md": write_markdown, "latex": write_latex, "csv": write_csv}
+
+
+def lay_out(shown: Shown) -> list[Block]:
+    """The tables of a run. That of the paper is there where the settings are the paper's."""
+    blocks = [_lay_out_scores(shown), _lay_out_worst(shown)]
+    return [*blocks, _lay_out_paper(shown, shown.paper)] if shown.paper and shown.paper.cells else blocks
+
+
+def _lay_out_scores(shown: Shown) -> Block:
+    best, averages = cells.find_best(shown), cells.average_all(shown)
+    best_average = cells.pick_best(averages)
+    rows = []
+    for method, name in shown.methods.items():
+        scores, cost = shown.scores.get(method, {}), shown.costs.get(method)
+        said = [
+            Cell(cells.say(scores[test]), method in best[test]) if test in scores else NOTHING for test in shown.tests
+        ]
+        average = Cell(cells.say_number(averages[method]), method in best_average) if method in averages else NOTHING
+        rows.append((name, [*said, average, Cell(cells.say_ms(cost)), Cell(cells.say_passes(cost))]))
+    over = ", ± the standard deviation over seeds" if len(shown.seeds) > 1 else ""
+    about = f"The mean over clients{over}; ms and passes (forward + backward) are per sample."
+    head = {**shown.tests, "average over tests": "average", "ms per sample": "ms", "passes per sample": "passes"}
+    return Block("Percent right", about, head, rows)
+
+
+def _lay_out_worst(shown: Shown) -> Block:
+    worst = {test: cells.list_worst(shown, test) for test in shown.tests}
+    best = {test: cells.pick_best(numbers) for test, numbers in worst.items()}
+    rows = []
+    for method, name in shown.methods.items():
+        said = [
+            Cell(cells.say_number(numbers[method]), method in best[test]) if method in numbers else NOTHING
+            for test, numbers in worst.items()
+        ]
+        rows.append((name, said))
+    return Block("The worst client", "The mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)
+
+
+def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
+    head = {test: name for test, name in shown.tests.items() if any(test in row for row in paper.cells.values())}
+    rows = [
+        (name, [_lay_out_papers(paper.cells[method].get(test), cells.difference(shown, method, test)) for test in head])
+        for method, name in shown.methods.items()
+        if method in paper.cells
+    ]
+    return Block("The paper", f"In brackets how much higher ours is. Its table: {paper.title}.", head, rows)
+
+
+def _lay_out_papers(papers: tuple[float, float] | None, more: float | None) -> Cell:
+    if papers is None:
+        return NOTHING
+    return Cell(cells.say_number(papers[0]) + ("" if more is None else f" ({cells.say_change(more)})"))
+
+
+def list_remarks(shown: Shown) -> list[str]:
+    """What a reader of the numbers must know."""
+    failed = [f"failed: {who}: {why}" for who, why in shown.failures.items()]
+    return list(dict.fromkeys([*(shown.paper.remarks if shown.paper else ()), *shown.notes, *failed]))
+
+
+def write_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Of text that is escaped already: names on the left, then columns of numbers."""
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _write_markdown_block(block: Block) -> str:
+    rows = [[escape_markdown(name), *map(_write_markdown_cell, row)] for name, row in block.rows]
+    return write_markdown_table(["", *map(escape_markdown, block.head.values())], rows)
+
+
+def _write_markdown_cell(cell: Cell) -> str:
+    return f"**{cell.text}**" if cell.best else cell.text
+
+
+def _write_latex_table(shown: Shown, label: str) -> str:
+    blocks = lay_out(shown)
+    columns = blocks[0].head
+    lines = [_write_latex_row("", [_write_latex_head(name) for name in columns.values()])]
+    for block in blocks:
+        title = rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\emph{{{_escape_latex(block.title)}}}}} \\"
+        lines += [r"\midrule", title]
+        for name, row in block.rows:
+            said = {column: _write_latex_cell(cell) for column, cell in zip(block.head, row, strict=True)}
+            lines.append(_write_latex_row(_escape_latex(name), [said.get(column, "") for column in columns]))
+    named = [f"{short} is {rest}." for short, rest in map(_split, shown.tests.values()) if rest]
+    told = list(dict.fromkeys([*named, *(shown.paper.remarks if shown.paper else ())]))
+    about = [f"{block.title}: {block.about[0].lower()}{block.about[1:]}" for block in blocks if block.about]
+    caption = " ".join([shown.sentence, *about, "The best of each column is bold.", *told])
+    aside = [_flatten(remark) for remark in list_remarks(shown) if remark not in told]
+    return "\n".join(
+        [
+            *(f"% {each}" for each in aside),
+            r"\begin{table}",
+            r"\centering",
+            r"\footnotesize",
+            r"\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{_escape_latex(caption)}}}",
+            rf"\label{{{label}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
+            r"\toprule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _write_latex_row(name: str, places: Sequence[str]) -> str:
+    return " & ".join([name, *places]) + r" \\"
+
+
+def _write_latex_cell(cell: Cell) -> str:
+    """The deviation small, for papers are narrow, and signs as mathematics has them."""
+    number, _, deviation = cell.text.partition(" ± ")
+    number = re.sub(r"[+-](?=\d)", r"$\g<0>$", number)
+    number = rf"\textbf{{{number}}}" if cell.best else number
+    return rf"{number} {{\scriptsize $\pm$ {deviation}}}" if deviation else number
+
+
+def _write_latex_head(name: str) -> str:
+    """A column's name without what stands in brackets, on two lines if it has two words."""
+    first, _, rest = _split(name)[0].partition(" ")
+    return rf"\shortstack[r]{{{_escape_latex(first)}\\{_escape_latex(rest)}}}" if rest else _escape_latex(first)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """natural (letters) is natural, and letters."""
+    short, _, rest = name.partition(" (")
+    return short, rest.rstrip(")")
+
+
+def _make_label(name: str, taken: Sequence[str]) -> str:
+    """A label of letters that LaTeX takes, and one that no other table of the page has."""
+    plain = "tab:" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run")
+    labels = [plain, *(f"{plain}-{i}" for i in range(2, len(taken) + 2))]
+    return next(label for label in labels if label not in taken)
+
+
+def escape_markdown(text: str) -> str:
+    return "".join(MARKDOWN.get(mark, mark) for mark in _flatten(text))
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(LATEX.get(mark, mark) for mark in _flatten(text))
+
+
+def _flatten(text: str) -> str:
+    """One line without control characters."""
+    return clean(" ".join(text.split()), LONGEST)
+
+
+def _disarm(text: str) -> str:
+    """A text that a spreadsheet takes for a text."""
+    return f"'{text}" if text.startswith(FORMULA) else text

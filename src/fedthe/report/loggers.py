@@ -1,0 +1,238 @@
+"""A report for people who live in TensorBoard or MLflow: every run of a page becomes a run there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import re
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from ..errors import InputError
+from ..store import make_folder, whole_file
+from ..text import clean
+from .cells import list_settings
+from .data import BINS, Page, Shown, Weights
+
+EVENTS = "events.out.tfevents.fedthe"  # one name, so that a run written again takes its own place
+EXPERIMENT = "fedthe"
+SQLITE = "sqlite:///"
+LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes that every store of MLflow can hold
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+PATIENCE = {  # unless the user has set another: a server that is down is known in seconds, not in minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class Point(NamedTuple):
+    name: str
+    value: float
+    step: int
+
+
+def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join(words)) -> list[Point]:
+    """Every number of a run; `join` makes one name of what it is, the method and the test."""
+    rounds = int(list_settings(shown).get("rounds") or 0)
+    points = []
+    for method, scores in shown.scores.items():
+        for test, score in scores.items():
+            points.append(Point(join("accuracy", method, test), score.mean, rounds))
+            points.append(Point(join("worst client", method, test), score.worst, rounds))
+    for method, cost in shown.costs.items():
+        if cost.ms is not None:
+            points.append(Point(join("ms per sample", method), cost.ms, rounds))
+    for method in shown.methods:
+        trained = [each.losses for each in shown.losses if method in each.methods]
+        for i in range(max(map(len, trained), default=0)):
+            loss = fmean(losses[i] for losses in trained if i < len(losses))
+            points.append(Point(join("loss", method), loss, i + 1))
+    for method, curves in shown.curves.items():
+        for test, curve in curves.items():
+            points += [
+                Point(join("curve", method, test), mean, at) for at, mean in zip(curve.rounds, curve.mean, strict=True)
+            ]
+    return points
+
+
+def write_tensorboard(page: Page, folder: Path) -> None:
+    """A folder with an events file for every run. One that was there before is replaced, and nothing else."""
+    _load_tensorboard()
+    make_folder(folder)
+    taken: list[str] = []
+    for shown in page.shown:
+        taken.append(_tell_apart(re.sub(r"[^\w.-]+", "-", clean(shown.name)).strip(".-") or "run", taken))
+        _write_events(shown, folder / taken[-1])
+
+
+def _load_tensorboard() -> list[Any]:
+    needed = "writing for TensorBoard needs tensorboard: pip install 'fedthe[tensorboard]'."
+    messages = [f"compat.proto.{each}_pb2" for each in ("event", "summary", "tensor", "tensor_shape", "types")]
+    return [_load(f"tensorboard.{module}", needed) for module in (*messages, "summary.writer.record_writer")]
+
+
+def _write_events(shown: Shown, folder: Path) -> None:
+    event, summary, tensor, shape, kinds, records = _load_tensorboard()
+    now = time.time()
+    values = [(point.step, {"tag": point.name, "simple_value": point.value}) for point in list_points(shown)]
+    rounds = int(list_settings(shown).get("rounds") or 0)
+    for method, tests in shown.weights.items():
+        for test, weights in tests.items():
+            histogram = summary.HistogramProto(**_describe_weights(weights))
+            values.append((rounds, {"tag": f"weight of the personal head/{method}/{test}", "histo": histogram}))
+    for tag, text in _list_texts(shown).items():
+        plugin = summary.SummaryMetadata.PluginData(plugin_name="text")
+        held = tensor.TensorProto(
+            dtype=kinds.DT_STRING,
+            string_val=[text.encode("utf-8", "replace")],
+            tensor_shape=shape.TensorShapeProto(dim=[shape.TensorShapeProto.Dim(size=1)]),
+        )
+        values.append((0, {"tag": tag, "metadata": summary.SummaryMetadata(plugin_data=plugin), "tensor": held}))
+    with whole_file(folder / EVENTS) as part, part.open("wb") as file:
+        lines = records.RecordWriter(file)
+        lines.write(event.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        for step, value in values:
+            said = summary.Summary(value=[summary.Summary.Value(**value)])
+            lines.write(event.Event(wall_time=now, step=step, summary=said).SerializeToString())
+
+
+def _describe_weights(weights: Weights) -> dict[str, Any]:
+    """As shares of the samples; squares are taken at the middle of each bin, for that is all there is."""
+    squares = sum(share * ((i + 0.5) / BINS) ** 2 for i, share in enumerate(weights.shares))
+    limits = [(i + 1) / BINS for i in range(BINS)]
+    values = {"min": 0.0, "max": 1.0, "num": 1.0, "sum": weights.mean, "sum_squares": squares}
+    return {**values, "bucket_limit": limits, "bucket": list(weights.shares)}
+
+
+def _list_texts(shown: Shown) -> dict[str, str]:
+    """What ran, as text. Indented by four, Markdown takes every character as it is."""
+    kept = {name: shown.provenance[name] for name in ("config", "manifests", "environment") if name in shown.provenance}
+    texts = {"what ran": shown.sentence} | {name: json.dumps(kept[name], indent=1, default=str) for name in kept}
+    return {tag: "\n".join(f"    {line}" for line in text.splitlines()) for tag, text in texts.items()}
+
+
+def write_mlflow(page: Page, uri: str) -> None:
+    """Log every run as a new one of the experiment "fedthe", in a file (sqlite:///FILE) or on a server."""
+    place = _check_uri(uri)
+    needed = "logging to MLflow needs mlflow: pip install 'fedthe[mlflow]'."
+    with _set_environment(), _silence():  # before the import, for that is where telemetry starts
+        tracking, entities = (_load(f"mlflow.{module}", needed) for module in ("tracking", "entities"))
+        if uri.startswith(SQLITE):
+            _load("sqlalchemy", needed)
+            _load("alembic", needed)
+        try:
+            client = tracking.MlflowClient(tracking_uri=uri)
+            found = client.get_experiment_by_name(EXPERIMENT)
+            experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT)
+            for shown in page.shown:
+                _log_run(client, entities, experiment, shown)
+        except Exception as error:  # of the network, the database or the server: no closed list
+            why = clean(" ".join(_hide_password(str(error), uri).split()), 200)
+            raise InputError(f"cannot log to MLflow at {place} ({why}); see that it runs and takes runs.") from None
+
+
+def _log_run(client: Any, entities: Any, experiment: str, shown: Shown) -> None:
+    run = client.create_run(experiment, run_name=clean(shown.name)).info.run_id
+    now = int(time.time() * 1000)
+    points, parts = list_points(shown, join=_join_key), shown.provenance
+    metrics = [entities.Metric(name, value, now, step) for name, value, step in points]
+    params = [entities.Param(*pair) for pair in _list_pairs(list_settings(shown))]
+    tags = {"mlflow.note.content": shown.sentence, "command": parts.get("command") or ""}
+    for kind in ("manifests", "environment"):
+        tags |= {f"{kind}.{name}": value for name, value in (parts.get(kind) or {}).items()}
+    pairs = [entities.RunTag(*pair) for pair in _list_pairs(tags)]
+    client.log_batch(run, metrics, params, pairs)  # it cuts them into requests of a size that servers take
+    client.set_terminated(run)
+
+
+def _list_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        yield _join_key(name), _shorten(str(value), LONGEST_VALUE)
+
+
+def _join_key(*words: str) -> str:
+    """One key of words. What MLflow takes for a path or refuses becomes its number, so that two keys stay two."""
+    return _shorten("/".join(re.sub(r"^\.+$|[^\w.\- ]", _number, word) or "_" for word in words), LONGEST_KEY)
+
+
+def _number(found: re.Match[str]) -> str:
+    return "".join(f"_{ord(mark):x}_" for mark in found[0])
+
+
+def _shorten(text: str, limit: int) -> str:
+    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+
+
+def _tell_apart(name: str, taken: Sequence[str]) -> str:
+    names = [name, *(f"{name}-{i}" for i in range(2, len(taken) + 2))]
+    return next(each for each in names if each not in taken)
+
+
+def _load(module: str, needed: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(needed) from None
+
+
+def _check_uri(uri: str) -> str:
+    """What to call the place in front of people: without a password. A file must be a database that can be written."""
+    if uri.startswith(SQLITE) and (name := uri.removeprefix(SQLITE).partition("?")[0]):
+        _check_database(Path(name))
+        return name
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return _hide_password(uri, uri)
+    raise InputError(f"{clean(uri)!r} is no place for MLflow runs; name sqlite:///FILE, http://HOST or https://HOST.")
+
+
+def _check_database(path: Path) -> None:
+    """MLflow itself would try a file that it cannot open again and again, for minutes."""
+    make_folder(path.parent)
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise InputError(f"{path} is not a database that can be written ({error}); name another file.") from None
+
+
+def _hide_password(text: str, uri: str) -> str:
+    """`text` without the name and password that `uri` may hold."""
+    login, at, _ = urlsplit(uri).netloc.rpartition("@")
+    return text.replace(f"{login}@", "") if at else text
+
+
+@contextmanager
+def _set_environment() -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update({**PATIENCE, **{name: before[name] for name in PATIENCE if name in before}, **QUIET})
+    try:
+        yield
+    finally:
+        for name in (*PATIENCE, *QUIET):
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in (*PATIENCE, *QUIET) if name in before})
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """No log lines, and no warnings of how MLflow uses its database: what a person must know is in the error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

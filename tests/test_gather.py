@@ -1,0 +1,293 @@
+"""What a report shows is what a run measured: from its files, recomputed here from the samples."""
+
+import base64
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fedthe
+from fedthe.config import make_config
+from fedthe.data import load_dataset
+from fedthe.data.plan import build
+from fedthe.errors import InputError
+from fedthe.experiment import read_results
+from fedthe.report.data import BINS
+from fedthe.report.gather import find_paper, gather, show_record, show_results, write_call
+from fedthe.study.reproduce import make_record, run_cases
+from fedthe.study.tables import find_table, plan_cases
+
+RESULTS = Path(__file__).parents[1] / "results"
+SMALL = {
+    "dataset": "glyphs",
+    "size": 24,
+    "clients": 4,
+    "local_epochs": 1,
+    "batch": 16,
+    "samples": 7,
+    "flip": False,
+    "crop": 2,
+    "lr": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "small"
+    return fedthe.run(
+        **SMALL,
+        name="small",
+        out=folder,
+        rounds=3,
+        curve=[1, 2],
+        seeds=[0, 1],
+        methods=["fedavg", "fedavg_ft", "fedthe", "tsa"],
+    )
+
+
+@pytest.fixture(scope="module")
+def shown(results):
+    return gather([results.folder]).shown[0]
+
+
+def load_samples(results, method, seed):
+    [name] = [each for each in results.answers if each.startswith(f"{method}-{seed}-")]
+    with np.load(results.folder / "samples" / f"{name}.npz") as file:
+        return {key: file[key] for key in file.files}
+
+
+def test_a_folder_gives_back_what_run_returned(results):
+    again = read_results(results.folder)
+    assert again.rows == results.rows
+    assert again.config == results.config
+    assert json.dumps(again.summary()) == json.dumps(results.summary())
+    assert asdict(show_results(again)) == asdict(show_results(results))
+
+
+def test_scores_are_those_of_the_run(results, shown):
+    for method, row in results.table().items():
+        for test, mean in row.items():
+            score = shown.scores[method][test]
+            assert score.mean == pytest.approx(mean, abs=1e-3)
+            assert score.std == pytest.approx(results.std()[method][test], abs=1e-3)
+            assert score.worst == pytest.approx(results.worst()[method][test], abs=1e-3)
+
+
+def test_every_sample_has_its_class_its_answer_and_those_of_both_heads(results, shown):
+    for seed in (0, 1):
+        samples = load_samples(results, "fedthe", seed)
+        federation = build(load_dataset("glyphs", size=24), make_config(SMALL).settings(seed))
+        for test in shown.tests:
+            for k in range(4):
+                part = {
+                    name: samples[f"{test}/{k}/{name}"] for name in ("right", "label", "answer", "global", "personal")
+                }
+                labels = federation.labels(federation.tests[test][k].first(7))
+                assert part["label"].tolist() == labels.tolist()
+                assert part["right"].tolist() == (part["answer"] == labels).tolist()
+                for head in ("global", "personal"):
+                    heads = shown.clients[str(seed)].heads["fedthe"][test][head]
+                    assert heads[k] == pytest.approx(100 * np.mean(part[head] == labels), abs=1e-3)
+    # where both heads agree, so does any mixture of them
+    agree = part["global"] == part["personal"]
+    assert (part["answer"][agree] == part["global"][agree]).all()
+
+
+def test_heads_are_those_of_the_deployed_models(results):
+    """The personal head of FedTHE alone is the method whose weight of the global one is 0."""
+    import torch
+
+    from fedthe.experiment import deploy_all
+    from fedthe.types import scale
+
+    config = results.config
+    for deployed in deploy_all(make_config(config.as_dict() | {"methods": ["fedthe"], "curve": ()})):
+        samples = load_samples(results, "fedthe", deployed.seed)
+        for test, k, images, _ in deployed.streams():
+            mine = {name: _take(part, k) for name, part in deployed.states.items()}
+            with torch.no_grad():
+                _, of_global, of_personal = deployed.method.heads(mine, scale(torch.from_numpy(images[:7])))
+            assert samples[f"{test}/{k}/global"].tolist() == of_global.argmax(-1).tolist()
+            assert samples[f"{test}/{k}/personal"].tolist() == of_personal.argmax(-1).tolist()
+
+
+def _take(part, k):
+    return {name: _take(each, k) for name, each in part.items()} if isinstance(part, dict) else part[k]
+
+
+def test_weights_are_of_the_personal_head_over_all_seeds(results, shown):
+    assert set(shown.weights) == {"fedthe", "tsa"}
+    for test, weights in shown.weights["fedthe"].items():
+        parts = [load_samples(results, "fedthe", seed) for seed in (0, 1)]
+        e = np.concatenate([samples[f"{test}/{k}/e"] for samples in parts for k in range(4)])
+        assert weights.mean == pytest.approx(1 - e.mean(), abs=1e-6)
+        assert len(weights.shares) == BINS
+        assert sum(weights.shares) == pytest.approx(1, abs=1e-3)
+        centre = sum((i + 0.5) / BINS * share for i, share in enumerate(weights.shares))
+        assert centre == pytest.approx(weights.mean, abs=0.5 / BINS + 1e-3)
+
+
+def test_a_curve_is_what_runs_of_fewer_rounds_measure(results, shown, tmp_path):
+    shorter = fedthe.run(results.config, out=tmp_path / "shorter", rounds=2, curve=[], methods=["fedavg_ft", "fedthe"])
+    for method, row in shorter.scores().items():
+        for test, (mean, std) in row.items():
+            curve = shown.curves[method][test]
+            assert curve.rounds == [1, 2, 3]
+            assert (curve.mean[1], curve.std[1]) == (mean, std)
+            assert curve.mean[2] == results.table()[method][test]
+
+
+def test_losses_are_of_every_round_and_training(results, shown):
+    assert [(each.methods, each.seed, len(each.losses)) for each in shown.losses] == [
+        (about["methods"], about["seed"], 3) for about in results.trainings.values()
+    ]
+
+
+def test_clients_hold_what_the_federation_gave_them(shown):
+    for seed in (0, 1):
+        federation = build(load_dataset("glyphs", size=24), make_config(SMALL).settings(seed))
+        assert shown.clients[str(seed)].mix == federation.class_counts.tolist()
+        assert shown.classes == list(federation.pool.classes)
+
+
+def test_examples_are_the_images_that_were_answered(results, shown):
+    federation = build(load_dataset("glyphs", size=24), make_config(SMALL).settings(0))
+    samples = {method: load_samples(results, method, 0) for method in results.methods}
+    seen = set()
+    for each in shown.examples:
+        file = io.BytesIO(base64.b64decode(each.image.partition(",")[2]))
+        pixels = np.asarray(Image.open(file))
+        stream = federation.tests[each.test][each.client].first(4)
+        images, labels = federation.images(stream), federation.labels(stream)
+        [i] = [
+            i for i in range(4) if (images[i].squeeze() == pixels).all() and (each.test, each.client, i) not in seen
+        ][:1]
+        seen.add((each.test, each.client, i))
+        assert each.label == labels[i]
+        for method, kept in samples.items():
+            assert each.answers[method] == kept[f"{each.test}/{each.client}/answer"][i]
+        assert set(each.heads) == set(each.weights) == {"fedthe", "tsa"}
+    assert {each.test for each in shown.examples} == set(shown.tests)
+    right = [each.answers["tsa"] == each.label for each in shown.examples]
+    assert any(right)
+    assert not all(right)
+
+
+def test_a_run_without_samples_or_examples_is_shown_without_them(results, tmp_path):
+    import shutil
+
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    for name in ("samples", "examples", "trainings"):
+        shutil.rmtree(folder / name)
+    (folder / "manifest-0.json").write_text("{}")  # of some other run
+    shown = gather([folder]).shown[0]
+    assert shown.scores.keys() == set(results.methods)
+    assert (shown.weights, shown.examples, shown.losses) == ({}, [], [])
+    assert shown.clients["0"].mix == []
+    assert shown.clients["1"].mix != []
+    assert shown.clients["0"].heads == {}
+
+
+def test_records_of_tables_are_shown_with_the_papers_numbers():
+    shown = {each.name: each for each in gather([RESULTS]).shown}
+    main = shown["main-dir0.1"]
+    record = json.loads((RESULTS / "main-dir0.1.json").read_text(encoding="utf-8"))
+    for method, row in record["rows"].items():
+        for test, (mean, std) in row.items():
+            assert (main.scores[method][test].mean, main.scores[method][test].std) == pytest.approx(
+                (mean, std), abs=1e-2
+            )
+    assert main.paper.cells["fedthe"] == {"original": (89.58, 0.45), "corrupted": (81.62, 0.93), "ooc": (57.12, 3.66)}
+    assert "corrupted_ooc" in main.scores["fedthe"]  # measured, though in another table
+    assert shown["ablation"].methods["ablation_9"] == "(9) (8) with SLW = fedthe"
+    severity = shown["severity-corrupted-dir0.1"]
+    assert list(severity.tests) == [f"severity{i}" for i in range(1, 6)]
+    assert severity.scores["fedthe"]["severity1"].mean > severity.scores["fedthe"]["severity5"].mean
+    assert [each["id"] for each in gather([RESULTS]).figures] == sorted(
+        path.stem for path in (RESULTS / "figures").glob("*.json")
+    )
+
+
+def test_a_table_that_just_ran_shows_what_its_run_knows(tmp_path):
+    table = find_table("main-dir0.1")
+    settings = SMALL | {"natural": "none", "rounds": 1, "seeds": [0], "out": str(tmp_path)}
+    done = run_cases(plan_cases(table, ["fedavg", "fedthe"], **settings))
+    shown = show_record(make_record(table, done), done[0][1])
+    assert shown.name == "main-dir0.1"
+    assert shown.paper.cells == {}  # letters are not the paper's data
+    assert shown.weights.keys() == {"fedthe"}
+    assert shown.clients["0"].heads.keys() == {"fedthe"}
+    assert shown.examples
+    assert shown.scores["fedthe"]["ooc"].std is None
+
+
+def test_a_run_with_the_papers_settings_stands_beside_its_numbers(results):
+    config = make_config({"dataset": "cifar10", "dirichlet": 0.1, "methods": ["fedthe"], "seeds": [0]})
+    tests = ["original", "corrupted", "ooc", "mixture", "corrupted_ooc"]
+    like = SimpleNamespace(config=config, pools={}, tests=tests)
+    paper = find_paper(like)
+    assert paper.table == "main-dir0.1"
+    assert paper.cells["fedthe"]["ooc"] == (57.12, 3.66)
+    assert (
+        paper.cells["fedthe"]["corrupted_ooc"] == find_table("corrupted-ooc-cnn-dir0.1").rows["fedthe"]["corrupted_ooc"]
+    )
+    assert "mixture" not in paper.cells["fedthe"]  # without CIFAR-10.1 it is another one
+    assert "mixture" in paper.remarks[0]
+    like.config = make_config(config.as_dict() | {"rounds": 50})
+    assert find_paper(like) is None
+    assert find_paper(results) is None
+
+
+def test_the_call_runs_the_same_again(results):
+    config = make_config(results.config.as_dict() | {"hyper": {"fedthe": {"alpha": 0.2}}})
+    assert eval(write_call(config), {"fedthe": Same}) == make_config(config.as_dict() | {"out": None})
+
+
+class Same:
+    @staticmethod
+    def run(**settings):
+        return make_config(settings)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: folder / "nothing", "does not exist"),
+        (lambda folder: folder, "holds no run and no record"),
+        (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
+        (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
+        (lambda folder: _write(folder / "config.json", "{}").parent, "holds no finished run"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_a_sentence(tmp_path, make, says):
+    with pytest.raises(InputError, match=says):
+        gather([make(tmp_path)])
+
+
+def _write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_run_of_another_version_is_refused_in_a_sentence(results, tmp_path):
+    import shutil
+
+    folder = tmp_path / "old"
+    shutil.copytree(results.folder, folder)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    del summary["answers"]
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    with pytest.raises(InputError, match="run it again"):
+        gather([folder])
+
+
+@pytest.mark.parametrize("curve", [[0], [2, 1], [1, 1], [3], [4]])
+def test_a_curve_is_of_rounds_before_the_last_in_order(curve):
+    with pytest.raises(InputError, match="curve must name rounds"):
+        make_config({"rounds": 3, "curve": curve})

@@ -1,0 +1,283 @@
+"""The page in a real browser: what its script does, what it asks of the network, and who can use it."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from fedthe.report.data import Clients, Page, Score
+from fedthe.report.page import write_page
+from report_pages import make_page, make_shown
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@contextmanager
+def open_page(browser, page, folder, width=1200, **settings):
+    """An opened page, which must not complain, and must ask for nothing but itself."""
+    path = folder / "page.html"
+    write_page(page, path)
+    context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+    opened = context.new_page()
+    trouble = []
+    opened.on("console", lambda said: trouble.append(said.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.on("dialog", lambda dialog: (trouble.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+    opened.on(
+        "request", lambda asked: None if asked.url.startswith((path.as_uri(), "data:")) else trouble.append(asked.url)
+    )
+    opened.goto(path.as_uri())
+    yield opened
+    context.close()
+    assert trouble == []
+
+
+def scroll_through(page):
+    """Until every chart is drawn: they are when they come into sight."""
+    for chart in page.locator(".chart").all():
+        chart.scroll_into_view_if_needed()
+    page.wait_for_function("[...document.querySelectorAll('.chart')].every((chart) => chart.querySelector('svg'))")
+
+
+def click_row(page, chart, row, rows):
+    """The middle of a row, right of the left edge."""
+    chart.scroll_into_view_if_needed()
+    box = chart.locator(".nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + 12, box["y"] + box["height"] * (row + 0.5) / rows)
+    page.wait_for_timeout(100)  # plotly looks at most so often where the mouse is
+    page.mouse.click(box["x"] + 12, box["y"] + box["height"] * (row + 0.5) / rows)
+
+
+def read_table(table):
+    return table.evaluate(
+        "(table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.innerText.trim()))"
+    )
+
+
+def look_for_violations(page):
+    from axe_playwright_python.sync_playwright import Axe
+
+    # the inside of a chart is an image to it, and large
+    found = Axe().run(page, context={"exclude": [[".chart svg"]]}).response["violations"]
+    return [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")]
+
+
+def test_a_client_is_chosen_by_mouse_and_by_keyboard(browser, tmp_path):
+    shown = make_shown(methods=("fedavg", "fedthe"), clients=5, seeds=(0, 1), rounds=8)
+    with open_page(browser, Page("A page", [shown]), tmp_path) as page:
+        panel, heat, bars = page.locator("#client"), *page.locator("#clients .chart").all()
+        click_row(page, heat, 3, 5)
+        page.wait_for_selector("#client h3:has-text('Client 3, seed 0')")
+        clients = shown.clients["0"]
+        wanted = [[title, f"{clients.scores['fedthe'][test][3]:.1f}"] for test, title in shown.tests.items()]
+        own = read_table(panel.locator("table").first)
+        assert own[0] == ["test", "global head", "personal head", "ensemble (FedTHE)"]
+        assert [[row[0], row[3]] for row in own[1:]] == wanted
+        heads = clients.heads["fedthe"]["ooc"]
+        assert own[4][1:3] == [f"{heads['global'][3]:.1f}", f"{heads['personal'][3]:.1f}"]
+        everyone = read_table(panel.locator("table").nth(1))
+        assert everyone[1][:2] == ["FedAvg", f"{clients.scores['fedavg']['original'][3]:.1f}"]
+        most = max(range(10), key=lambda c: clients.mix[3][c])
+        assert f"{clients.mix[3][most]} of class {most}" in panel.inner_text()
+
+        click_row(page, bars, 1, 5)
+        page.wait_for_selector("#client h3:has-text('Client 1, seed 0')")
+
+        page.get_by_role("combobox", name="Client", exact=True).focus()
+        page.keyboard.press("ArrowDown")
+        page.wait_for_selector("#client h3:has-text('Client 2, seed 0')")
+
+        page.get_by_role("combobox", name="Seed").select_option("1")
+        page.locator("#clients").get_by_role("combobox", name="Method").select_option("fedavg")
+        page.wait_for_selector("#client h3:has-text('Client 2, seed 1')")
+        own = read_table(panel.locator("table").first)
+        assert own[1] == ["original", f"{shown.clients['1'].scores['fedavg']['original'][2]:.1f}"]
+
+
+def test_columns_are_sorted_both_ways_by_what_is_shown(browser, tmp_path):
+    shown = make_shown(methods=("fedavg", "gma", "fedthe"), clients=4, seeds=(0, 1), rounds=8)
+    del shown.scores["gma"]["ooc"]
+    with open_page(browser, Page("A page", [shown]), tmp_path) as page:
+        head = page.locator("#results-table th", has_text="out-of-client").first
+        names = page.locator("#results-table tbody th")
+
+        def rank(kind, reverse):
+            return sorted(("fedavg", "fedthe"), key=lambda m: getattr(shown.scores[m]["ooc"], kind), reverse=reverse)
+
+        for reverse, direction in ((True, "descending"), (False, "ascending")):
+            head.get_by_role("button").press("Enter")
+            assert head.get_attribute("aria-sort") == direction
+            assert names.all_inner_texts() == [*(shown.methods[m] for m in rank("mean", reverse)), "GMA"]
+        page.get_by_label("Show").select_option("worst")
+        worst = f"{shown.scores['fedthe']['ooc'].worst:.1f}"
+        assert worst in page.locator("#results-table tr", has_text="FedTHE").inner_text()
+        head.get_by_role("button").click()
+        assert names.all_inner_texts()[:2] == [shown.methods[m] for m in rank("worst", True)]
+        page.locator("#results-table th", has_text="method").get_by_role("button").click()
+        assert page.locator("#results-table th[aria-sort]").count() == 1
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_every_chart_is_drawn_in_both_themes_and_anybody_can_use_it(browser, tmp_path, width):
+    page_of_all = replace(
+        make_page(methods=("fedavg", "apfl", "fedthe"), clients=6, seeds=(0, 1)), figures=make_figures()
+    )
+    with open_page(browser, page_of_all, tmp_path, width, color_scheme="light") as page:
+        seen = []
+        for theme in ("light", "dark"):
+            page.get_by_label("Theme").select_option(theme)
+            scroll_through(page)
+            paper, ink = page.evaluate(
+                "[getComputedStyle(document.body).backgroundColor,"
+                " getComputedStyle(document.querySelector('#trade .xtick text')).fill]"
+            )
+            seen.append((paper, ink))
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            if width == 1200:  # the same elements at every width
+                assert look_for_violations(page) == []
+            page.evaluate("scrollTo(0, 0)")
+            page.screenshot(path=tmp_path / f"{width}-{theme}.png", full_page=True)
+        (light, dark_ink), (dark, light_ink) = seen
+        assert light == "rgb(255, 255, 255)"
+        assert light != dark
+        assert dark_ink != light_ink
+        page.reload()
+        assert page.locator("html").get_attribute("data-theme") == "dark"
+
+
+def test_the_system_chooses_the_theme_until_somebody_does(browser, tmp_path):
+    with open_page(browser, make_page(methods=("fedavg",), clients=2), tmp_path, color_scheme="dark") as page:
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.emulate_media(color_scheme="light")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != dark
+
+
+def test_names_of_users_are_text_in_every_place(browser, tmp_path):
+    loud = EVIL + "<b>b</b>"  # plotly would take this for a bold letter, and $x$ for mathematics
+    shown = make_shown(name=EVIL, classes=[loud, "$x^2$"], clients=3, methods=("fedavg", "fedthe"))
+    shown = replace(
+        shown,
+        methods={"fedavg": "<b>M</b> $x$", "fedthe": EVIL},
+        tests={test: f"{loud} %{{x}} {i}" for i, test in enumerate(shown.tests)},
+        notes=[EVIL],
+        failures={EVIL: EVIL},
+    )
+    with open_page(browser, Page(EVIL, [shown, shown]), tmp_path) as page:
+        scroll_through(page)
+        page.select_option("#run", "1")
+        scroll_through(page)
+        for summary in page.locator("summary").all():
+            summary.click()
+        places = "h1", "header .note", "#results-table", "#client", "#examples", "#clients .legend", "#provenance"
+        for place in places:
+            assert EVIL in page.locator(place).first.inner_text(), place
+        heat, bars = page.locator("#clients .chart").all()
+        assert EVIL[:10] in heat.locator(".xtick text").first.text_content()
+        labels = page.locator("#trade .chart .scatterlayer").text_content()
+        assert "<b>M</b> $x$" in labels
+        assert EVIL[:20] in labels
+        for chart, said in ((bars, f"{loud}: "), (heat, f"{loud} %{{x}} 0")):
+            click_row(page, chart, 1, 3)
+            page.wait_for_function(
+                "([chart, said]) => chart.querySelector('.hoverlayer').textContent.includes(said)",
+                arg=[chart.element_handle(), said],
+                timeout=5000,
+            )
+        assert page.locator("img:not([src^='data:image/png;base64,'])").count() == 0
+        assert page.locator(".chart a").count() == 0
+        sources = page.evaluate("[...document.querySelectorAll('.chart image')].map((image) => image.href.baseVal)")
+        assert [source[:10] for source in sources] == ["data:image"]  # the heat map
+
+
+def test_a_run_shows_only_what_it_has(browser, tmp_path):
+    whole = make_shown("whole", methods=("fedavg", "fedthe"), clients=3, rounds=8)
+    tests = {f"severity{level}": f"severity {level}" for level in (1, 2, 3)}
+    scores = {"fedthe": {test: Score(80.0 - i, 1.0, 50.0) for i, test in enumerate(tests)}}
+    bare = replace(
+        whole, name="bare", tests=tests, scores=scores, clients={}, curves={}, losses=[], examples=[], weights={}
+    )
+    with open_page(browser, Page("Two", [whole, bare]), tmp_path) as page:
+        links = page.locator("nav a:visible")
+        assert links.all_inner_texts() == [
+            "Results",
+            "ID and OOD",
+            "Clients",
+            "Curves",
+            "Weights",
+            "Examples",
+            "Provenance",
+        ]
+        page.get_by_label("Run in the charts").select_option("bare")
+        assert links.all_inner_texts() == ["Results", "Severity", "Provenance"]
+        assert page.locator("main section:visible").count() == 3
+        scroll = page.locator("#severity .chart")
+        scroll.scroll_into_view_if_needed()
+        page.wait_for_selector("#severity .chart svg .scatterlayer .trace")
+
+
+def test_what_is_half_there_is_shown_by_half(browser, tmp_path):
+    shown = make_shown(methods=("fedavg", "fedthe"), clients=3, seeds=(0,), rounds=8)
+    failed = replace(shown, name="failed", scores={}, clients={"0": Clients(shown.clients["0"].mix, {}, {})}, costs={})
+    unknown = replace(shown, name="unknown", classes=[], clients={"0": Clients([], shown.clients["0"].scores, {})})
+    with open_page(browser, Page("Half", [failed, unknown]), tmp_path) as page:
+        assert page.locator("#clients .chart").count() == 1
+        assert "rows of" in page.locator("#client").inner_text()
+        assert not page.locator("#trade").is_visible()
+        page.get_by_label("Run in the charts").select_option("unknown")
+        assert page.locator("#clients .chart").count() == 1
+        assert read_table(page.locator("#client table").first)[0] == ["test", "FedTHE"]
+        assert "class 1" in page.locator("#examples").inner_text()
+    with open_page(browser, Page("Figures alone", [], make_figures()), tmp_path) as page:
+        assert page.locator("nav a:visible").all_inner_texts() == ["Figures"]
+
+
+def test_paper_is_light_and_has_every_chart(browser, tmp_path):
+    with open_page(browser, make_page(methods=("fedavg", "fedthe"), clients=3), tmp_path, color_scheme="dark") as page:
+        page.evaluate(
+            """window.printed = [];
+            addEventListener("beforeprint", () => {
+              const charts = [...document.querySelectorAll(".chart")];
+              printed.push(getComputedStyle(document.body).backgroundColor);
+              printed.push(charts.filter((chart) => !chart.querySelector("svg")).length);
+            });"""
+        )
+        page.pdf(path=tmp_path / "page.pdf")
+        page.emulate_media(media="print")
+        assert page.locator("main section:visible").count() == page.locator("main section").count()
+        assert page.locator("select:visible, nav:visible").count() == 0
+        assert page.evaluate("printed") == ["rgb(255, 255, 255)", 0]
+        assert page.locator("html").get_attribute("data-theme") is None  # as it was
+
+
+def test_without_a_script_the_tables_are_there(browser, tmp_path):
+    with open_page(browser, make_page(methods=("fedavg",), clients=2), tmp_path, java_script_enabled=False) as page:
+        assert page.locator("#results-table tbody tr").count() == 1
+        assert page.locator("#provenance pre").is_visible()
+        assert not page.locator("#clients").is_visible()
+        assert not page.locator("#theme").is_visible()
+
+
+def make_figures():
+    """Records as `fedthe figure` writes them."""
+    tests = {"original": "original", "ooc": "out-of-client"}
+    config = {
+        "dataset": "glyphs",
+        "net": "cnn",
+        "clients": 2,
+        "dirichlet": 0.1,
+        "rounds": 3,
+        "seeds": [0],
+        "samples": None,
+    }
+    flat = {test: {"mean": 50.0, "std": 1.0} for test in tests}
+    over_e = {test: {"mean": [40.0, 60.0, 50.0], "std": [1.0] * 3} for test in tests}
+    curves = {
+        method: {test: {"mean": [40.0, 50.0], "std": [1.0, 1.0]} for test in tests} for method in ("fedthe", "ours")
+    }
+    grid = {test: {"mean": [[40.0, 50.0], [60.0, 70.0]]} for test in tests}
+    data = {
+        "alpha-beta": {"alpha": [0.1, 1.0], "beta": [0.1, 1.0], "accuracy": grid},
+        "interpolation-heads": {"e": [0.0, 0.5, 1.0], "shared": over_e, "best": flat, "fedthe": flat},
+        "curves-dir0.1": {"rounds": [1, 2], "curves": curves, "speed": {}},
+    }
+    return [{"id": id, "title": id, "tests": tests, "config": config, "data": each} for id, each in data.items()]

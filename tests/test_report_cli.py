@@ -1,0 +1,113 @@
+"""The commands that show what ran: what they write, say and refuse."""
+
+import csv
+import io
+import json
+import sys
+
+import pytest
+
+SMALL = (
+    'dataset = "glyphs"\nsize = 24\nmethods = ["fedavg", "fedthe"]\nclients = 3\nrounds = 2\ncurve = [1]\n'
+    "local_epochs = 1\nbatch = 256\nsamples = 3\n"
+)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Two runs of which the second has another setting, made through Python."""
+    import fedthe
+
+    folder = tmp_path_factory.mktemp("runs")
+    same = {"dataset": "glyphs", "size": 24, "clients": 3, "rounds": 2, "local_epochs": 1, "batch": 256, "samples": 3}
+    fedthe.run(**same, out=folder / "a", methods=["fedavg", "fedthe"])
+    fedthe.run(**same, out=folder / "b", methods=["fedthe", "fedavg_ft"], hyper={"fedthe": {"alpha": 0.3}})
+    return folder
+
+
+def test_a_run_ends_with_a_report_and_says_where(fedthe, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(SMALL)
+    folder = tmp_path / "run"
+    shown = fedthe("run", file, f"out={folder}", "--tensorboard", tmp_path / "board")
+    assert f"The report is {folder / 'report.html'}" in " ".join(shown.out.split())
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "FedTHE" in page
+    assert "glyphs" in page
+    assert len(page) < 8_000_000
+    assert list((tmp_path / "board").rglob("events.*"))
+    spoken = json.loads(fedthe("run", file, f"out={folder}", "--json").out)
+    assert spoken["report"] == str(folder / "report.html")
+    assert list(spoken["curves"]) == ["1"]
+
+
+def test_a_run_without_plotly_is_no_failure(fedthe, ran, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    file = tmp_path / "mine.toml"
+    file.write_text(SMALL)
+    said = fedthe("run", file, "rounds=1", "curve=", "methods=fedavg", f"out={tmp_path / 'run'}")
+    assert "there is no report" in said.err
+    assert "pip install" in said.err
+    assert "Percent right" in said.out
+    assert "pip install" in fedthe("report", ran / "a", "-o", tmp_path / "x.html", exits=2).err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_logger_that_is_not_there_is_refused_before_the_run(fedthe, monkeypatch, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(SMALL)
+    assert "no place for MLflow" in fedthe("run", file, f"out={tmp_path / 'run'}", "--mlflow", "ftp://x", exits=2).err
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    said = fedthe("run", file, f"out={tmp_path / 'run'}", "--tensorboard", tmp_path / "board", exits=2)
+    assert "fedthe[tensorboard]" in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_of_several_runs_in_every_format(fedthe, ran, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "written to report.html" in fedthe("report", ran / "a", ran / "b").out
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count('<option value="') >= 2
+    shown = fedthe("report", ran / "a", "--format", "md").out
+    assert "| FedTHE |" in shown
+    assert r"\toprule" in fedthe("report", ran / "a", "--format", "latex").out
+    rows = list(csv.DictReader(io.StringIO(fedthe("report", ran / "a", ran / "b", "--format", "csv").out)))
+    assert len(rows) == 2 * 2 * 6 * 3  # runs, methods, tests, clients
+    fedthe("report", ran / "a", "--format", "csv", "-o", tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes().count(b"\r\n") == 1 + 2 * 6 * 3
+
+
+def test_compare_says_what_differs(fedthe, ran, tmp_path):
+    said = " ".join(fedthe("compare", ran / "a", ran / "b", "-o", tmp_path / "both.html").out.split())
+    assert "hyper.fedthe.alpha" in said
+    assert "Only in b: FedAvg + FT" in said
+    assert "same clients in seed 0" in said
+    assert (tmp_path / "both.html").exists()
+    spoken = json.loads(fedthe("compare", ran / "a", ran / "b", "--json").out)
+    assert set(spoken["changes"]) == {"fedthe"}
+
+
+def test_watch_shows_a_run_that_is_over(fedthe, ran):
+    said = fedthe("watch", ran / "a", "--once").out
+    assert "done" in said
+    assert "fedthe" in said
+    assert "answers 2 of 2" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["report", "nothing"], "does not exist"),
+        (["report", "."], "holds no run"),
+        (["report", "nothing", "--format", "pdf"], "there is no format 'pdf'"),
+        (["report", "nothing", "-o", "."], "is a folder"),
+        (["compare", "nothing", "nothing"], "does not exist"),
+        (["watch", "nothing"], "there is no folder nothing"),
+        (["watch", "."], "no run that can be watched"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(fedthe, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = fedthe(*arguments, exits=2).err
+    assert says in said
+    assert said.count("\n") == 1

@@ -1,0 +1,166 @@
+"""Two runs side by side: by hand, paired and not, and what is said beside the numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedthe.errors import InputError
+from fedthe.report.compare import compare, lay_out, list_remarks, write_markdown
+from fedthe.report.data import Clients, Score
+from report_pages import make_shown
+
+A = {"0": [50.0, 60.0, 70.0], "1": [40.0, 50.0, None]}
+B = {"0": [52.0, 60.0, 74.0], "1": [39.0, 55.0, 90.0]}
+
+
+def make_run(name, percents, manifests=None, **changes):
+    """One method on one test, with these numbers of every client, by seed."""
+    means = [sum(known) / len(known) for known in ([x for x in row if x is not None] for row in percents.values())]
+    shown = replace(
+        make_shown(name=name, methods=("fedthe",), seeds=tuple(map(int, percents)), clients=3),
+        tests={"original": "original"},
+        scores={"fedthe": {"original": Score(sum(means) / len(means), None, 0.0)}},
+        clients={seed: Clients([], {"fedthe": {"original": row}}, {}) for seed, row in percents.items()},
+    )
+    manifests = {seed: f"hash of {seed}" for seed in percents} if manifests is None else manifests
+    return replace(shown, provenance={**shown.provenance, "manifests": manifests}, **changes)
+
+
+def with_config(shown, **settings):
+    config = {**shown.provenance["config"], **settings}
+    return replace(shown, provenance={**shown.provenance, "config": config})
+
+
+def test_paired_by_hand():
+    comparison = compare(make_run("a", A), make_run("b", B))
+    change = comparison.changes["fedthe"]["original"]
+    # differences 2, 0, 4, -1, 5: mean 2, squares around it 0 + 4 + 4 + 9 + 9 = 26, over 4 and over 5
+    assert change.more == pytest.approx(2.0)
+    assert change.error == pytest.approx((26 / 4 / 5) ** 0.5)
+    assert (change.pairs, change.gained, change.lost) == (5, 3, 1)
+    assert change.a == pytest.approx(54.0)
+    assert change.b == pytest.approx(56.0)
+    assert comparison.seeds == ["0", "1"]
+    assert list_remarks(comparison)[0].startswith("Paired: both runs have the same clients in seeds 0, 1;")
+
+
+def test_unpaired_by_hand():
+    comparison = compare(make_run("a", A), make_run("b", B, {"0": "others", "1": "others"}))
+    change = comparison.changes["fedthe"]["original"]
+    assert change.a == pytest.approx((60 + 45) / 2)
+    assert change.b == pytest.approx((62 + 184 / 3) / 2)
+    assert change.more == pytest.approx(change.b - change.a)
+    assert (change.pairs, change.error) == (0, None)
+    assert list_remarks(comparison)[0].startswith("Not paired")
+    assert "up" not in lay_out(comparison)[1][0][1]
+
+
+def test_only_seeds_with_the_same_clients_are_compared():
+    comparison = compare(make_run("a", A), make_run("b", {**B, "2": [1.0] * 3}, {"0": "hash of 0", "1": "others"}))
+    change = comparison.changes["fedthe"]["original"]
+    assert change.more == pytest.approx(2.0)
+    assert (change.pairs, change.gained, change.lost) == (3, 2, 0)
+    assert (comparison.seeds, comparison.apart) == (["0"], ["1", "2"])
+    assert "Left out, for only one run has it or its clients differ: seeds 1, 2." in list_remarks(comparison)[0]
+
+
+def test_manifests_that_nobody_knows_are_not_the_same():
+    comparison = compare(make_run("a", A, {}), make_run("b", B, {}))
+    assert comparison.seeds == []
+    assert comparison.changes["fedthe"]["original"].pairs == 0
+
+
+def test_one_client_has_no_error():
+    comparison = compare(make_run("a", {"0": [50.0]}), make_run("b", {"0": [60.0]}))
+    assert comparison.changes["fedthe"]["original"].error is None
+    assert lay_out(comparison)[1] == [["FedTHE", "50.0 60.0\n+10.0\n1 up, 0 down"]]
+
+
+def test_a_client_with_nothing_right_counts():
+    change = compare(make_run("a", {"0": [0.0, 60.0]}), make_run("b", {"0": [10.0, 0.0]})).changes["fedthe"]["original"]
+    assert (change.pairs, change.more, change.gained, change.lost) == (2, -25.0, 1, 1)
+
+
+def test_the_grid_for_a_terminal():
+    head, rows = lay_out(compare(make_run("a", A), make_run("b", B)))
+    assert head == ["", "original"]
+    assert rows == [["FedTHE", "54.0 56.0\n+2.0 ± 1.1\n3 up, 1 down"]]
+
+
+def test_markdown():
+    text = write_markdown(compare(make_run("a", A), make_run("b|<b>", B)))
+    assert "| FedTHE, original | 54.0 | 56.0 | +2.0 ± 1.1 | 3 / 1 |" in text
+    assert r"| a | b\|&lt;b&gt; | difference |" in text
+    assert "- Paired: " in text
+
+
+def test_settings_that_differ():
+    a = with_config(make_run("a", A), out="here", hyper={"fedthe": {"alpha": 0.1, "beta": 0.1}}, lr=None)
+    b = with_config(make_run("b", B), out="there", hyper={"fedthe": {"alpha": 0.2, "beta": 0.1}}, lr=0.5)
+    comparison = compare(a, b)
+    assert comparison.settings == {"hyper.fedthe.alpha": (0.1, 0.2), "lr": (None, 0.5)}
+    assert "lr: nothing in a, 0.5 in b." in list_remarks(comparison)
+    assert "No setting differs." not in list_remarks(comparison)
+    assert "No setting differs." in list_remarks(compare(a, replace(a, name="c")))
+
+
+def test_what_only_one_has():
+    a = make_shown(name="a", methods=("fedavg", "fedthe"), seeds=(0,), clients=2)
+    b = make_shown(name="b", methods=("fedthe", "t3a"), seeds=(0,), clients=2)
+    b = replace(b, tests={test: name for test, name in b.tests.items() if test != "mixture"})
+    comparison = compare(a, b)
+    assert list(comparison.methods) == ["fedthe"]
+    assert "mixture" not in comparison.tests
+    assert comparison.only == (["FedAvg", "mixture"], ["T3A"])
+    assert "Only in a: FedAvg, mixture." in list_remarks(comparison)
+
+
+def test_tests_of_one_name_that_are_not_the_same():
+    a, b = make_run("a", A), make_run("b", B, tests={"original": "original (letters)"})
+    assert "original is original in a, and original (letters) in b." in list_remarks(compare(a, b))
+
+
+def test_a_run_beside_itself():
+    run = make_shown(clients=4)
+    comparison = compare(run, run)
+    assert comparison.names == ("made-up (1)", "made-up (2)")
+    every = [change for row in comparison.changes.values() for change in row.values()]
+    assert len(every) == 14 * 6
+    assert {(change.more, change.error, change.gained, change.lost) for change in every} == {(0.0, 0.0, 0, 0)}
+
+
+def test_what_failed_in_one_is_not_compared():
+    a, b = (make_shown(name=name, methods=("fedavg", "fedthe"), seeds=(0,), clients=2) for name in "ab")
+    b = replace(b, scores={**b.scores, "fedthe": {"original": b.scores["fedthe"]["original"]}})
+    comparison = compare(a, b)
+    assert list(comparison.changes["fedthe"]) == ["original"]
+    assert lay_out(comparison)[1][1][2] == "-"
+
+
+def test_a_method_that_failed_in_a_seed_is_paired_in_the_others():
+    failed = make_run("b", B)
+    clients = {**failed.clients, "1": Clients([], {}, {})}
+    change = compare(make_run("a", A), replace(failed, clients=clients)).changes["fedthe"]["original"]
+    assert change.pairs == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"methods": {"t3a": "T3A"}, "scores": {"t3a": {"original": Score(1, None, 1)}}}, "a and b share no method"),
+        ({"tests": {"ooc": "ooc"}, "scores": {"fedthe": {"ooc": Score(1, None, 1)}}}, "a and b share no test"),
+        ({"scores": {}}, "a and b share no method"),
+        (
+            {
+                "methods": {"t3a": "T3A", "fedthe": "FedTHE"},
+                "scores": {"t3a": {"original": Score(1, None, 1)}, "fedthe": {}},
+            },
+            "a and b share no method that answered",
+        ),
+    ],
+)
+def test_nothing_to_compare(changes, words):
+    with pytest.raises(InputError, match=words) as raised:
+        compare(make_run("a", A), make_run("b", B, **changes))
+    assert str(raised.value).endswith(".")
+    assert "\n" not in str(raised.value)

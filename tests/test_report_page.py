@@ -1,0 +1,232 @@
+"""The page as text: what stands in it, before any script has run."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import pytest
+
+from fedthe.errors import InputError
+from fedthe.report.data import Clients, Cost, Page, Paper, Score
+from fedthe.report.page import render, write_page
+from report_pages import make_page, make_shown
+
+EVIL = "<img src=x onerror=alert(1)>"
+SAFE = "&lt;img src=x onerror=alert(1)&gt;"
+
+
+def make_small(**changes):
+    """Two methods on two tests, with numbers that are known."""
+    scores = {
+        "fedavg": {"original": Score(50.0, 1.0, 30.0), "ooc": Score(60.0, 2.0, 41.0)},
+        "fedthe": {"original": Score(80.0, 1.5, 20.0), "ooc": Score(40.0, 0.5, 10.0)},
+    }
+    small = replace(
+        make_shown(methods=("fedavg", "fedthe"), clients=2, seeds=(0, 1), rounds=4, paper=False),
+        tests={"original": "original", "ooc": "out-of-client"},
+        scores=scores,
+        costs={"fedavg": Cost(0.5, 1.0, 0.0, None), "fedthe": Cost(2.0, 2.0, 3.0, None)},
+        notes=[],
+        failures={},
+    )
+    return replace(small, **changes)
+
+
+def show(*shown, title="A page", figures=()):
+    """The page without its scripts and styles, and the data that its script reads."""
+    page = render(Page(title, list(shown), figures))
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    return re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL), data
+
+
+def read_table(page):
+    """The rows of the table of results, cell by cell, as they are written."""
+    body = re.search(r'<table id="results-table".*?</table>', page, re.DOTALL)[0]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)]
+    heads = [re.sub(r"<.*?>", "", cell) for cell in rows[0]]
+    return {row[0]: dict(zip(heads[1:], row[1:], strict=True)) for row in rows[1:]}
+
+
+def list_links(page):
+    return re.findall(r'<li><a href="#(\w+)">', page)
+
+
+def test_the_best_of_every_column_is_bold_and_nothing_else():
+    rows = read_table(show(make_small())[0])
+    assert rows["FedTHE"]["original"] == ('<span class="mean"><b>80.0</b> ± 1.5</span><span class="worst">20.0</span>')
+    assert rows["FedAvg"]["original"] == ('<span class="mean">50.0 ± 1.0</span><span class="worst"><b>30.0</b></span>')
+    assert rows["FedAvg"]["average"] == '<span class="mean">55.0</span><span class="worst"><b>35.5</b></span>'
+    assert rows["FedTHE"]["average"] == '<span class="mean"><b>60.0</b></span><span class="worst">15.0</span>'
+    assert [row["worst client"] for row in rows.values()] == ["<b>35.5</b>", "15.0"]
+    assert [row["ms per sample"] for row in rows.values()] == ["<b>0.5</b>", "2"]  # the least, of what it costs
+    assert [row["passes per sample"] for row in rows.values()] == ["1", "2 + 3"]
+
+
+def test_what_looks_the_same_is_bold_together():
+    scores = {"fedavg": {"original": Score(80.01, None, 1.0)}, "fedthe": {"original": Score(80.04, None, 2.0)}}
+    rows = read_table(show(make_small(scores=scores, tests={"original": "original"}))[0])
+    assert all("<b>80.0</b>" in row["original"] for row in rows.values())
+
+
+def test_one_seed_has_no_deviation():
+    page, _ = show(make_shown(methods=("fedavg", "fedthe"), seeds=(0,), clients=3))
+    assert "±" not in page
+
+
+def test_the_average_is_over_tests_that_are_named_and_missing_where_one_is():
+    scores = {**make_small().scores, "fedavg": {"original": Score(50.0, 1.0, 30.0)}}
+    page, _ = show(make_small(scores=scores))
+    rows = read_table(page)
+    assert rows["FedAvg"]["average"] == rows["FedAvg"]["out-of-client"] == "-"
+    assert "Average: over original, out-of-client." in page
+
+
+def test_the_paper_stands_below_ours_with_the_difference():
+    paper = Paper("main", "A table <1>", {"fedthe": {"original": (82.5, 0.3), "ooc": (38.0, 0.1)}}, ["Not <i>so</i>."])
+    page, _ = show(make_small(paper=paper))
+    rows = read_table(page)
+    assert "<small>paper 82.5, −2.5</small>" in rows["FedTHE"]["original"]
+    assert "<small>paper 38.0, +2.0</small>" in rows["FedTHE"]["out-of-client"]
+    assert "<small>" not in "".join(rows["FedAvg"].values())
+    assert "(A table &lt;1&gt;)" in page
+    assert "<li>Not &lt;i&gt;so&lt;/i&gt;.</li>" in page
+
+
+def test_what_a_user_named_is_text_wherever_it_stands():
+    shown = replace(
+        make_shown(name=EVIL, classes=[EVIL, "</script>"], clients=2, methods=("fedavg", "fedthe")),
+        sentence=EVIL,
+        methods={"fedavg": EVIL, "fedthe": "FedTHE"},
+        notes=[EVIL],
+        failures={EVIL: EVIL},
+        provenance={
+            "command": EVIL,
+            "environment": {EVIL: EVIL},
+            "config": {EVIL: EVIL, "list": [EVIL], "dict": {EVIL: EVIL}},
+            "manifests": {EVIL: EVIL},
+            "trainings": [{"methods": [EVIL]}],
+        },
+    )
+    shown = replace(shown, tests=dict.fromkeys(shown.tests, EVIL))
+    whole = render(Page(EVIL, [shown, shown]))
+    before = whole.split("<script", 1)[0]
+    assert EVIL not in whole
+    assert before.count(SAFE) > 30
+    _, data = show(shown, shown, title=EVIL)
+    assert data["runs"][0]["classes"] == [EVIL, "</script>"]  # as they are, for the script writes text
+
+
+def test_text_that_no_file_can_hold_is_replaced(tmp_path):
+    write_page(Page("a\ud800b\x00c", [make_small(name="\udfff")]), tmp_path / "page.html")
+    assert "<h1>a�b�c</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_numbers_that_are_none_are_shown_as_missing():
+    nan = float("nan")
+    scores = {**make_small().scores, "fedthe": {"original": Score(nan, None, nan), "ooc": Score(40.0, 0.5, 10.0)}}
+    page, data = show(make_small(scores=scores))
+    assert read_table(page)["FedTHE"]["original"] == "-"
+    assert data["runs"][0]["scores"]["fedthe"]["original"]["mean"] is None
+
+
+def test_sections_without_data_are_left_out_and_not_linked():
+    bare = make_small(clients={}, weights={}, losses=[], curves={}, examples=[], provenance={})
+    page, _ = show(bare)
+    assert list_links(page) == ["results", "trade"]
+    assert re.findall(r'<section id="(\w+)"', page) == ["results", "trade"]
+    everything = ["results", "trade", "clients", "curves", "weights", "examples", "provenance"]
+    assert list_links(show(make_small())[0]) == everything
+    assert "ms per sample" not in show(make_small(costs={}))[0]
+
+
+def test_severities_are_lines_and_not_a_trade_off():
+    tests = {f"severity{level}": f"severity {level}" for level in range(1, 6)}
+    scores = {"fedthe": {test: Score(50.0, 1.0, 30.0) for test in tests}}
+    page, data = show(make_small(tests=tests, scores=scores, methods={"fedthe": "FedTHE"}, clients={}))
+    assert list_links(page)[:2] == ["results", "severity"]
+    assert data["runs"][0]["severity"]
+
+
+def test_several_runs_share_a_table_and_have_a_selector():
+    other = replace(make_small(name="second"), tests={"original": "original", "natural": "natural"})
+    page, data = show(make_small(name="first"), other)
+    assert re.findall(r'<option value="\d">(.*?)</option>', page) == ["first", "second"]
+    rows = re.findall(r'<th scope="row">(.*?)</th><td class="words">(.*?)</td>', page)
+    assert rows == [("FedAvg", "first"), ("FedTHE", "first"), ("FedAvg", "second"), ("FedTHE", "second")]
+    assert "Average of second: over original, natural." in page
+    assert [run["name"] for run in data["runs"]] == ["first", "second"]
+    assert 'id="run"' not in show(make_small())[0]
+
+
+def test_a_test_that_runs_call_differently_goes_by_its_id():
+    one, two = (make_small(tests={"original": "original", "ooc": title}) for title in ("ooc (a)", "ooc (b)"))
+    assert "ooc" in next(iter(read_table(show(one, two)[0]).values()))
+
+
+def test_losses_are_averaged_over_seeds_and_thinned():
+    shown = make_shown(methods=("fedavg",), seeds=(0, 1), rounds=1000, clients=2)
+    first, second = shown.losses
+    shown = replace(shown, losses=[replace(first, losses=[1.0] * 1000), replace(second, losses=[3.0] * 900)])
+    (line,) = show(shown)[1]["runs"][0]["losses"]
+    assert line["losses"][0] == 2.0  # of both
+    assert line["losses"][-1] == 1.0  # of the one that came so far
+    assert line["rounds"][0] == 1
+    assert line["rounds"][-1] == 1000
+    assert len(line["rounds"]) < 500
+
+
+def test_figures_that_cannot_be_drawn_are_left_out():
+    config = {
+        "dataset": "glyphs",
+        "net": "cnn",
+        "clients": 2,
+        "dirichlet": 0.1,
+        "rounds": 3,
+        "seeds": [0],
+        "samples": None,
+    }
+    record = {"id": "alpha-beta", "title": "By alpha", "tests": {"ooc": "ooc"}, "config": config, "data": {}}
+    page, data = show(make_small(), figures=[record, {"id": "features"}, {}])
+    assert "figures" in list_links(page)
+    assert [figure["id"] for figure in data["figures"]] == ["alpha-beta"]
+    assert data["figures"][0]["settings"] == "glyphs, cnn, 2 clients, Dirichlet 0.1, 3 rounds, seed 0"
+    assert "figures" not in list_links(show(make_small(), figures=[{"id": "features"}])[0])
+
+
+def test_provenance_says_how_to_do_it_again():
+    page, _ = show(make_small())
+    assert "<pre>fedthe run configs/quick.toml</pre>" in page
+    assert "<dt>manifest, seed 0</dt>" in page
+    assert "<dt>torch</dt><dd>2.11.0</dd>" in page
+    assert "<dt>took</dt><dd>2.1 minutes</dd>" in page
+    assert '<td class="words">dataset</td><td class="words">glyphs</td>' in page
+
+
+def test_clients_without_a_known_mix_are_shown_all_the_same():
+    bare = {seed: Clients([], each.scores, {}) for seed, each in make_small().clients.items()}
+    page, data = show(make_small(clients=bare, classes=[]))
+    assert "clients" in list_links(page)
+    assert data["runs"][0]["clients"]["0"]["mix"] == []
+
+
+def test_a_large_page_is_small_enough_to_send_and_asks_the_network_for_nothing(tmp_path):
+    write_page(make_page(), tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 8_000_000
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(script|link|img|iframe)[^>]*(src|href)=[\"']?(?!data:)\w", page.split("<script")[0])
+
+
+def test_text_and_tables_come_before_the_large_script():
+    page = render(Page("A page", [make_small()]))
+    assert page.index("results-table") < page.index('id="provenance"') < page.index("plotly.js v")
+
+
+def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(InputError, match="pip install 'plotly>=6'"):
+        write_page(make_page(clients=2, seeds=(0,)), path)
+    assert path.read_text() == "old"
