@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,9 @@ import fedthe
 from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.data.plan import build
-from fedthe.errors import InputError
-from fedthe.experiment import read_results
+from fedthe.errors import Failed, InputError
+from fedthe.experiment import _Work, read_results
+from fedthe.live import read_progress
 from fedthe.report.data import BINS
 from fedthe.report.gather import find_paper, gather, show_record, show_results, write_call
 from fedthe.study.reproduce import make_record, run_cases
@@ -179,8 +181,6 @@ def test_examples_are_the_images_that_were_answered(results, shown):
 
 
 def test_a_run_without_samples_or_examples_is_shown_without_them(results, tmp_path):
-    import shutil
-
     folder = tmp_path / "moved"
     shutil.copytree(results.folder, folder)
     for name in ("samples", "examples", "trainings"):
@@ -192,6 +192,56 @@ def test_a_run_without_samples_or_examples_is_shown_without_them(results, tmp_pa
     assert shown.clients["0"].mix == []
     assert shown.clients["1"].mix != []
     assert shown.clients["0"].heads == {}
+
+
+def test_a_client_without_a_test_keeps_its_place(results, tmp_path):
+    """Numbers of heads stand at the client's place, as its scores do."""
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    [name] = [each for each in results.answers if each.startswith("fedthe-0-")]
+    samples = load_samples(results, "fedthe", 0)
+    whole = gather([folder]).shown[0].clients["0"].heads["fedthe"]["ooc"]["global"]
+    np.savez(folder / "samples" / f"{name}.npz", **{key: each for key, each in samples.items() if "/1/" not in key})
+    assert gather([folder]).shown[0].clients["0"].heads["fedthe"]["ooc"]["global"] == [whole[0], None, *whole[2:]]
+
+
+def test_damaged_and_older_samples_are_as_good_as_none(results, tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    for name in results.answers:
+        path = folder / "samples" / f"{name}.npz"
+        if name.startswith("tsa"):
+            path.write_bytes(b"")
+        if name.startswith("fedthe"):  # as earlier versions wrote them
+            kept = load_samples(results, "fedthe", int(name.split("-")[1]))
+            np.savez(path, **{key: each for key, each in kept.items() if key.rpartition("/")[2] in ("right", "e")})
+    shown = gather([folder]).shown[0]
+    assert set(shown.weights) == {"fedthe"}
+    assert shown.clients["0"].heads == {}
+    assert shown.examples
+    assert {*shown.examples[0].answers} == {"fedavg", "fedavg_ft"}
+
+
+def test_examples_are_of_all_tests_that_a_run_asked_for(tmp_path):
+    for tests in (["original"], ["original", "ooc"]):
+        results = fedthe.run(**SMALL, out=tmp_path, rounds=1, methods=["fedavg"], tests=tests)
+        assert {each.test for each in show_results(results).examples} == {*tests}
+
+
+def test_what_fails_on_the_way_is_told(tmp_path, monkeypatch):
+    """A method that cannot answer after the first round, but can at the end."""
+    answer = _Work.answer
+
+    def fail(self, name, *rest):
+        if self.config.rounds == 1:
+            raise Failed("it is too early")
+        return answer(self, name, *rest)
+
+    monkeypatch.setattr(_Work, "answer", fail)
+    results = fedthe.run(**SMALL, out=tmp_path, rounds=2, curve=[1], methods=["fedavg"])
+    assert results.failures == {"fedavg, seed 0, after 1 rounds": "it is too early"}
+    assert read_progress(tmp_path).failures == ("fedavg, seed 0: it is too early",)
+    assert show_results(results).curves["fedavg"]["ooc"].rounds == [2]
 
 
 def test_records_of_tables_are_shown_with_the_papers_numbers():
@@ -261,6 +311,7 @@ class Same:
         (lambda folder: folder / "nothing", "does not exist"),
         (lambda folder: folder, "holds no run and no record"),
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
+        (lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'), "holds no"),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
         (lambda folder: _write(folder / "config.json", "{}").parent, "holds no finished run"),
     ],
@@ -276,8 +327,6 @@ def _write(path, text):
 
 
 def test_a_run_of_another_version_is_refused_in_a_sentence(results, tmp_path):
-    import shutil
-
     folder = tmp_path / "old"
     shutil.copytree(results.folder, folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -10,11 +10,15 @@ from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Mach
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
 from fedthe.study.bill import Bill, bill_tables
-from fedthe.study.reproduce import find_comparable, list_changes, reproduce
+from fedthe.study.reproduce import find_comparable, list_changes, make_record, run_cases
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
 from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
 
 SMALL = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 5, "seeds": [0, 1], "train_fraction": 0.5}
+
+
+def make_record_of(table, cases):
+    return make_record(table, run_cases(cases))
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def data(tmp_path):
 
 def test_a_record_holds_what_runs_gave_and_all_they_came_from(data, tmp_path):
     table, out = find_table("main-dir0.1"), str(tmp_path / "runs")
-    record = reproduce(table, plan_cases(table, ["fedthe", "fedavg"], out=out, **data, **SMALL))
+    record = make_record_of(table, plan_cases(table, ["fedthe", "fedavg"], out=out, **data, **SMALL))
     apart = package.run(methods=["fedavg", "fedthe"], out=str(tmp_path / "apart"), dirichlet=0.1, **data, **SMALL)
     assert list(record["rows"]) == ["fedavg", "fedthe"]  # the order of the paper
     for method, cells in record["rows"].items():
@@ -192,7 +196,7 @@ def test_a_table_of_which_nothing_could_be_measured_is_refused(data, tmp_path):
     table = find_table("main-dir0.1")
     cases = plan_cases(table, ["fedavg"], out=str(tmp_path / "r"), lr=1e30, **data, **SMALL)
     with pytest.raises(InputError, match=r"nothing of main-dir0\.1 could be measured: .* not finite"):
-        reproduce(table, cases)
+        make_record_of(table, cases)
 
 
 def test_trainings_are_those_that_the_bill_counts(data, tmp_path):
@@ -201,7 +205,7 @@ def test_trainings_are_those_that_the_bill_counts(data, tmp_path):
     trained = []
     for name, more in (("test-size1-dir1", {}), ("test-size0.5-dir1", {}), ("severity-mixture-dir1", {"samples": 3})):
         table = find_table(name)
-        reproduce(table, plan_cases(table, ["fedthe"], out=str(out), **data, **SMALL | more))
+        make_record_of(table, plan_cases(table, ["fedthe"], out=str(out), **data, **SMALL | more))
         trained.append(len(list(out.glob("trainings/*.safetensors"))))
     assert trained == [2, 2, 2]  # of two seeds
     names = ["test-size1-dir1", "test-size0.5-dir1", "severity-mixture-dir1", "train-size0.5-dir1"]
@@ -275,7 +279,7 @@ def test_a_table_of_ours_runs_in_the_papers_way_and_is_compared_with_nothing(dat
     assert (config.dirichlet, config.clients, config.rounds) == (1.0, 20, 100)
     small = SMALL | {"out": str(tmp_path / "runs"), "width": 1, "size": 16, "train_fraction": 0.1, "natural": "none"}
     cases = plan_cases(table, ["fedthe"], dataset=data["dataset"], **small)
-    record = reproduce(table, cases)
+    record = make_record_of(table, cases)
     assert record["columns"] == ["original", "corrupted", "ooc", "mixture"]
     assert record["compared"] == []
     assert lay_out(table, record)[1][0][0] == "fedthe"

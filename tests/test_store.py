@@ -4,9 +4,11 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from fedthe import store
 from fedthe.errors import InputError
+from fedthe.records import describe_environment
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
@@ -107,3 +109,21 @@ def test_a_cache_that_cannot_be_written_costs_a_warning_and_nothing_else(home):
     (home / "cache").touch()
     with pytest.warns(UserWarning, match="nothing is cached"):
         assert store.cached("kind", "key", lambda: {"a": np.arange(3)})["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["/venv/bin/fedthe", "run", "my file.toml"], "fedthe run 'my file.toml'"),
+        (["/lib/site-packages/fedthe/__main__.py", "demo"], "fedthe demo"),
+        (["study.py", "--fast"], "python study.py --fast"),
+        (["/lib/site-packages/pytest/__main__.py", "-q"], ""),
+        (["/lib/ipykernel_launcher.py", "-f", "kernel.json"], ""),
+        (["-c"], ""),
+        ([""], ""),
+        ([], ""),
+    ],
+)
+def test_a_command_is_named_as_it_was_typed(typed, named, monkeypatch):
+    monkeypatch.setattr("sys.argv", typed)
+    assert describe_environment(torch.device("cpu"))["command"] == named

@@ -31,7 +31,7 @@ def make_live(*steps, trainings=1, answers=1, answered=0, state="running", **mor
         for what, first, done, total, began, updated in steps
     )
     stems = tuple(f"m-{n}-x" for n in range(answered))
-    live = Live(state, "", os.getpid(), platform.node(), 0.0, 1000.0, trainings, answers, stems, made)
+    live = Live(state, "", os.getpid(), platform.node(), 0.0, 1000.0, trainings, answers, stems, (), made)
     return replace(live, **more)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,9 +219,10 @@ def table(
         if every and "dataset" not in settings and not _is_at_hand(dataset):
             print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
         else:
-            done[each.id], report = _reproduce(each, some, settings, save, loggers)
+            record, report = _reproduce(each, some, settings, save, loggers)
+            done[each.id] = record | {"report": str(report) if report else None}
             if not as_json:
-                _print_record(each, done[each.id])
+                _print_record(each, record)
                 _print_report(report)
     if as_json:
         print(json.dumps(done if every else done[str(id)]))
@@ -287,8 +288,8 @@ def _reproduce(
     record = make_record(table, done)
     if save:
         write_json(save / f"{table.id}.json", record)
-    page = Page(table.id, [show_record(record, done[0][1])])
-    return record, _report(page, (save or cases[0].config.folder) / f"{table.id}.html", loggers)
+    place = (save or cases[0].config.folder) / f"{table.id}.html"
+    return record, _report(lambda: Page(table.id, [show_record(record, done[0][1])]), place, loggers)
 
 
 def _show_records(tables: list[PaperTable], folder: Path, as_json: bool, every: bool) -> None:
@@ -493,22 +494,24 @@ def _report_run(results: Results, loggers: Loggers) -> Path | None:
     from .report.data import Page
     from .report.gather import show_results
 
-    shown = show_results(results)
-    return _report(Page(shown.name, [shown]), results.folder / "report.html", loggers)
+    def make_page() -> Page:
+        shown = show_results(results)
+        return Page(shown.name, [shown])
+
+    return _report(make_page, results.folder / "report.html", loggers)
 
 
-def _report(page: Page, path: Path, loggers: Loggers) -> Path | None:
-    """The page of what just ran, if it can be written: after hours of work that is no reason to fail."""
+def _report(make_page: Callable[[], Page], path: Path, loggers: Loggers) -> Path | None:
+    """The page of what just ran, if it can be made: after hours of work nothing here is a reason to fail."""
     from .report.page import write_page
 
     try:
+        page = make_page()
         loggers.write(page)
-    except InputError as error:
-        print(f"fedthe: {error} `fedthe report` can do it later.", file=sys.stderr)
-    try:
         write_page(page, path)
-    except (InputError, OSError) as error:
-        print(f"fedthe: there is no report: {error}", file=sys.stderr)
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        print(f"fedthe: the report is not complete ({why}); `fedthe report` makes it again.", file=sys.stderr)
         return None
     return path
 

@@ -153,7 +153,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     began, folder = time.perf_counter(), config.folder
     methods, works = _prepare(config)
     engine = works[0].engine
-    for name in ("results.jsonl", "results.parquet", "summary.json", "trainings.json"):
+    for name in ("results.jsonl", "results.parquet", "summary.json", "trainings.json", "progress.json"):
         (folder / name).unlink(missing_ok=True)  # they may be of other settings; what they came from stays
     store.write_json(folder / "config.json", config.as_dict())
     environment = records.describe_environment(engine.device)
@@ -162,6 +162,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
         store.write_json(folder / f"manifest-{work.run.seed}.json", work.federation.manifest)
     natural = works[0].federation.dataset.natural
     curves: dict[int, Any] = {}
+    failures: dict[str, str] = {}
     # each stage begins where the last one ended
     stages = [
         [replace(work, config=replace(config, rounds=rounds, curve=())) for work in works]
@@ -170,28 +171,30 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     trainings, answers = _count(methods, stages)
     with recording(folder, trainings=trainings, answers=answers) as recorder:
         for shorter, rounds in zip(stages, config.curve, strict=False):
-            curves[rounds] = score_rows(_measure(methods, shorter, recorder).rows)
+            early = _measure(methods, shorter, recorder)
+            curves[rounds] = score_rows(early.rows)
+            failures |= {f"{who}, after {rounds} rounds": why for who, why in early.failures.items()}
         done = _measure(methods, stages[-1], recorder)
-    results = Results(
-        rows=done.rows,
-        costs=done.costs,
-        failures=done.failures,
-        trainings=done.trainings,
-        notes=tuple(dict.fromkeys(note for work in works for note in work.federation.notes)),
-        manifests={work.run.seed: work.federation.manifest_hash for work in works},
-        names={test: name_shift(test, pool) for test, pool in natural.items()},
-        pools={test: pool.name for test, pool in natural.items()},
-        curves=curves,
-        answers=done.files,
-        examples=works[0].keep_examples(),
-        config=config,
-        environment=environment,
-        folder=folder,
-        seconds=time.perf_counter() - began,
-    )
-    records.write_results(folder, [asdict(row) for row in done.rows])
-    store.write_json(folder / "trainings.json", done.trainings)
-    store.write_json(folder / "summary.json", results.summary())
+        results = Results(
+            rows=done.rows,
+            costs=done.costs,
+            failures=failures | done.failures,
+            trainings=done.trainings,
+            notes=tuple(dict.fromkeys(note for work in works for note in work.federation.notes)),
+            manifests={work.run.seed: work.federation.manifest_hash for work in works},
+            names={test: name_shift(test, pool) for test, pool in natural.items()},
+            pools={test: pool.name for test, pool in natural.items()},
+            curves=curves,
+            answers=done.files,
+            examples=works[0].keep_examples(),
+            config=config,
+            environment=environment,
+            folder=folder,
+            seconds=time.perf_counter() - began,
+        )
+        records.write_results(folder, [asdict(row) for row in done.rows])
+        store.write_json(folder / "trainings.json", done.trainings)
+        store.write_json(folder / "summary.json", results.summary())
     return results
 
 
@@ -222,8 +225,10 @@ def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Re
         seed, key = work.run.seed, work.key_of(trained)
         trainings[key] = {"seed": seed, "methods": list(served)}
         if isinstance(outcome, Failed):
-            failures |= {f"{name}, seed {seed}": str(outcome) for name in served}
             trainings[key]["failed"] = str(outcome)
+            for name in served:
+                failures[f"{name}, seed {seed}"] = str(outcome)
+                recorder.add_failure(f"{name}, seed {seed}: {outcome}")
             continue
         trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
         for name, method in served.items():
@@ -231,6 +236,7 @@ def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Re
                 answer = work.answer(name, method, key, outcome)
             except Failed as error:
                 failures[f"{name}, seed {seed}"] = str(error)
+                recorder.add_failure(f"{name}, seed {seed}: {error}")
             else:
                 file = work.name_answer(name, method, key)
                 answers[file] = answer
@@ -258,7 +264,7 @@ def read_results(folder: Path) -> Results:
             manifests={int(seed): digest for seed, digest in summary["manifests"].items()},
             names=summary["names"],
             pools=summary["pools"],
-            curves={int(rounds): scores for rounds, scores in summary["curves"].items()},
+            curves={int(rounds): _as_cells(scores) for rounds, scores in summary["curves"].items()},
             answers=tuple(summary["answers"]),
             examples=summary["examples"],
             config=make_config(config),
@@ -528,6 +534,10 @@ def _train(
             save(r, reached)  # the last good round of what diverged or was stopped, to look at or to go on from
 
 
+def _as_cells(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, tuple[float, float]]]:
+    return {method: {test: (mean, std) for test, (mean, std) in row.items()} for method, row in scores.items()}
+
+
 def _is_answer(value: Any) -> bool:
     """Whether a file holds what `_Work.answer` wrote."""
     if not (isinstance(value, dict) and {"method", "rows", "costs"} <= value.keys()):
@@ -613,7 +623,7 @@ class _Work:
 
     def keep_examples(self) -> str:
         """The first images of some clients' streams, in a file for those who look at answers; its name."""
-        name = f"{self.run.seed}-{content_hash(self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
+        name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
         path = self.folder / "examples" / f"{name}.npz"
         if not path.exists():
             some = {

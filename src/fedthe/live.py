@@ -54,6 +54,7 @@ class Live:
     trainings: int  # to do in this run: those that were there at its beginning do not count
     answers: int  # of the whole experiment
     answered: tuple[str, ...]  # answers/STEM.json
+    failures: tuple[str, ...]  # which answers there will not be, and why
     steps: tuple[Step, ...]  # in their order; the last is going on
 
 
@@ -62,7 +63,7 @@ class Recorder:
 
     def __init__(self, folder: Path, trainings: int, answers: int, clock: Callable[[], float] = time.time) -> None:
         now = clock()
-        self.live = Live("running", "", os.getpid(), platform.node(), now, now, trainings, answers, (), ())
+        self.live = Live("running", "", os.getpid(), platform.node(), now, now, trainings, answers, (), (), ())
         self._path, self._clock = folder / FILE, clock
         self._lock = threading.Lock()
         with suppress(InputError):
@@ -72,7 +73,7 @@ class Recorder:
     def hear(self, what: str, done: int, total: int, remark: str) -> None:
         with self._lock:
             now, steps = self._clock(), list(self.live.steps)
-            at = _find_open(steps, what, done)
+            at = _find_open(steps, what, done, total)
             step = Step(what, done, total, remark, now, done, now) if at is None else steps.pop(at)
             steps.append(replace(step, done=done, total=total, remark=remark, updated=now))
             self._change(at is None or at < len(steps) - 1, steps=tuple(steps))
@@ -82,6 +83,11 @@ class Recorder:
         with self._lock:
             if stem not in self.live.answered:
                 self._change(False, answered=(*self.live.answered, stem))
+
+    def add_failure(self, why: str) -> None:
+        """An answer that will not come."""
+        with self._lock:
+            self._change(False, failures=(*self.live.failures, clean(" ".join(why.split()), 300)))
 
     def beat(self) -> None:
         """Write what waits; and now and then the same again, as a sign of life."""
@@ -142,10 +148,10 @@ def recording(
         heart.join()
 
 
-def _find_open(steps: Sequence[Step], what: str, done: int) -> int | None:
+def _find_open(steps: Sequence[Step], what: str, done: int, total: int) -> int | None:
     """Where the step is that this goes on with. Others may have come in between: a test corrupts its images first."""
     for at, step in reversed(list(enumerate(steps))):
-        if step.what == what:
+        if step.what == what and step.total == total:
             last = at == len(steps) - 1  # seeds that train together all tell of the last round
             return at if done >= step.done and (last or step.done < step.total) else None  # or the next seed begins
     return None
@@ -181,11 +187,14 @@ def read_progress(folder: Path) -> Live:
             known = f"this version of fedthe knows format {FORMAT}"
             raise InputError(f"{path} has format {clean(str(value['format']))}, but {known}; use the one that runs it.")
         steps = tuple(_fill(Step, step) for step in value["steps"])
-        live = _fill(Live, value | {"answered": tuple(value["answered"]), "steps": steps})
+        lists = {name: tuple(value[name]) for name in ("answered", "failures")}
+        live = _fill(Live, value | lists | {"steps": steps})
         if live.state not in STATES:
             raise ValueError(f"state {live.state!r}")
         if not all(isinstance(stem, str) and Path(stem).name == stem for stem in live.answered):
             raise ValueError("an answer has no name")
+        if not all(isinstance(why, str) for why in live.failures):
+            raise ValueError("a failure has no reason")
         return live
     except InputError:
         raise

@@ -18,8 +18,6 @@ import platform
 import shlex
 import shutil
 import sys
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -89,7 +87,8 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
 
 def read_round(path: Path) -> int:
     """How many rounds the training of a checkpoint has behind it; -1 where it is damaged."""
-    return int(_read_facts(path).get("round", -1))
+    reached = _read_facts(path).get("round")
+    return reached if isinstance(reached, int) else -1
 
 
 def read_losses(path: Path) -> list[float]:
@@ -143,9 +142,8 @@ def write_samples(path: Path, columns: Mapping[str, np.ndarray]) -> None:
 def read_samples(path: Path) -> dict[str, np.ndarray]:
     """What `write_samples` wrote; nothing where it is not there or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error):
+        return store.read_npz(path)
+    except InputError:
         return {}
 
 
@@ -181,6 +179,8 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 def _name_command() -> str:
     """What was typed to get here; nothing where Python was asked line by line."""
     script, *words = sys.argv or [""]
-    if Path(script).stem in ("fedthe", "__main__"):
+    path = Path(script)
+    if path.stem == "fedthe" or path.parts[-2:] == ("fedthe", "__main__.py"):
         return shlex.join(["fedthe", *words])
-    return shlex.join(["python", Path(script).name, *words]) if script.endswith(".py") else ""
+    is_script = path.suffix == ".py" and path.stem not in ("__main__", "ipykernel_launcher")
+    return shlex.join(["python", path.name, *words]) if is_script else ""

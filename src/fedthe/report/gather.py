@@ -59,7 +59,7 @@ def _read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_record(value: Any) -> bool:
-    table = {"format", "id", "columns", "cases", "compared", "changed", "names", "environment"}
+    table = {"format", "id", "columns", "rows", "cases", "compared", "changed", "names", "environment"}
     return isinstance(value, dict) and (
         table <= value.keys() or {"id", "title", "config", "tests", "data"} <= value.keys()
     )
@@ -88,7 +88,7 @@ def show_results(results: Results) -> Shown:
                 {
                     method: heads
                     for method in results.methods
-                    if (heads := _score_heads(samples.get((method, seed), {}), results.tests))
+                    if (heads := _score_heads(samples.get((method, seed), {}), results.tests, config.clients))
                 },
             )
             for seed, digest in results.manifests.items()
@@ -272,13 +272,12 @@ def _read_classes(folder: Path, manifests: Mapping[int, str]) -> list[str]:
     return next((manifest["pool"]["classes"] for manifest in found if manifest), [])
 
 
-def _score_heads(samples: Samples, tests: Sequence[str]) -> dict[str, dict[str, Percents]]:
+def _score_heads(samples: Samples, tests: Sequence[str], clients: int) -> dict[str, dict[str, Percents]]:
     """By test and head: percent right of every client, where both heads' answers are known."""
-    clients = sorted({int(name.split("/")[1]) for name in samples})
     scored: dict[str, dict[str, Percents]] = {}
     for test in tests:
         heads: dict[str, Percents] = {
-            head: [_rate(samples.get(f"{test}/{k}/{head}"), samples.get(f"{test}/{k}/label")) for k in clients]
+            head: [_rate(samples.get(f"{test}/{k}/{head}"), samples.get(f"{test}/{k}/label")) for k in range(clients)]
             for head in HEADS
         }
         if any(each is not None for percents in heads.values() for each in percents):
@@ -326,9 +325,10 @@ def _pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples])
     seed = int(results.examples.partition("-")[0])
     images = records.read_samples(results.folder / "examples" / f"{results.examples}.npz")
     known = {method: kept for (method, where), kept in samples.items() if where == seed}
-    if not known:
+    labelled = [kept for kept in known.values() if any(name.endswith("/label") for name in kept)]
+    if not labelled:  # answers of earlier versions
         return []
-    judge = list(known.values())[-1]
+    judge = labelled[-1]
     picked = []
     for test in results.tests:
         places = [

@@ -80,7 +80,9 @@ def estimate_left(live: Live, now: float) -> float | None:
     if live.state != "running":
         return 0.0 if live.state == "done" else None
     current, trainings = live.steps[-1:], sum(count_trainings(step.what) for step in live.steps)
-    answers = len(live.answered) + sum(_is_test(step) and step.done < step.total for step in current)
+    answers = (
+        len(live.answered) + len(live.failures) + sum(_is_test(step) and step.done < step.total for step in current)
+    )
     parts = [estimate_step(live, now)] if current else []
     if trainings < live.trainings:
         parts.append(_multiply(live.trainings - trainings, _time_training(live.steps)))
@@ -183,6 +185,7 @@ def show(live: Live, folder: Path, now: float) -> RenderableType:
     parts.append(_ScoreTable(scores) if scores else Text("no answers yet", style="dim"))
     if unreadable:
         parts.append(Text(f"{unreadable} of the answers cannot be read", style="yellow"))
+    parts += [Text(f"failed: {clean(why, 300)}", style="red") for why in live.failures[-RECENT:]]
     parts.append(Constrain(Group(*_show_steps(live)), WIDTH))
     return Group(*parts)
 
@@ -220,7 +223,8 @@ def _say_counts(live: Live, now: float, silent: bool) -> Iterator[str]:
     begun = sum(count_trainings(step.what) for step in live.steps)
     over = begun - sum(count_trainings(step.what) for step in live.steps[-1:] if step.done < step.total)
     trainings = f"trainings {min(over, live.trainings)} of {live.trainings}, " if live.trainings else ""
-    yield f"{trainings}answers {len(live.answered)} of {live.answers}"
+    failed = f", {len(live.failures)} failed" if live.failures else ""
+    yield f"{trainings}answers {len(live.answered)} of {live.answers}{failed}"
     if live.state == "running" and not silent:
         left = estimate_left(live, now)
         wait = "?" if left is None else f"about {say_seconds(left)}"

@@ -35,11 +35,6 @@ def run_cases(cases: Sequence[Case]) -> list[tuple[Case, Results]]:
     return [(case, run(case.config)) for case in cases]
 
 
-def reproduce(table: Table, cases: Sequence[Case]) -> dict[str, Any]:
-    """Run a table's cases, and give its record as plain data."""
-    return make_record(table, run_cases(cases))
-
-
 def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, Any]:
     """`rows[method][test] = [mean, std over seeds]` as the paper's tables have it, and all it came from."""
     rows = fill_table(table, [(case, results.scores()) for case, results in done])
