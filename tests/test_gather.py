@@ -217,6 +217,7 @@ def test_damaged_and_older_samples_are_as_good_as_none(results, tmp_path):
             np.savez(path, **{key: each for key, each in kept.items() if key.rpartition("/")[2] in ("right", "e")})
     shown = gather([folder]).shown[0]
     assert set(shown.weights) == {"fedthe"}
+    assert "fedthe, seed 0; tsa, seed 0" in shown.notes[-1]
     assert shown.clients["0"].heads == {}
     assert shown.examples
     assert {*shown.examples[0].answers} == {"fedavg", "fedavg_ft"}
@@ -277,6 +278,23 @@ def test_a_table_that_just_ran_shows_what_its_run_knows(tmp_path):
     assert shown.scores["fedthe"]["ooc"].std is None
 
 
+def test_experiments_of_one_name_are_told_apart():
+    page = gather(
+        [RESULTS / "main-dir0.1.json", RESULTS / "eight-seeds" / "main-dir0.1.json", RESULTS / "main-dir1.json"]
+    )
+    assert [each.name for each in page.shown] == ["main-dir0.1 (1)", "main-dir0.1 (2)", "main-dir1"]
+    assert page.title == "3 experiments"
+
+
+def test_a_record_says_only_what_it_knows():
+    main, severity = (
+        gather([RESULTS / f"{name}.json"]).shown[0] for name in ("main-dir0.1", "severity-corrupted-dir1")
+    )
+    assert main.provenance["seconds"] is None  # this record is older than that
+    assert main.provenance["command"] == "fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz"
+    assert len(severity.provenance["trainings"]) == 2 * 3  # five severities, one training of each method and seed
+
+
 def test_a_run_with_the_papers_settings_stands_beside_its_numbers(results):
     config = make_config({"dataset": "cifar10", "dirichlet": 0.1, "methods": ["fedthe"], "seeds": [0]})
     tests = ["original", "corrupted", "ooc", "mixture", "corrupted_ooc"]
@@ -313,7 +331,7 @@ class Same:
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
         (lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'), "holds no"),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
-        (lambda folder: _write(folder / "config.json", "{}").parent, "holds no finished run"),
+        (lambda folder: _write(folder / "config.json", "{}").parent, "a run that is not finished"),
     ],
 )
 def test_what_is_no_run_is_refused_in_a_sentence(tmp_path, make, says):

@@ -412,6 +412,8 @@ def report(
         raise InputError(f"{out} is a folder; name a file.")
     loggers = Loggers(tensorboard, mlflow)
     page = gather(runs)
+    if format != "html" and not page.shown:
+        raise InputError("there are only figures, which html alone can show.")
     if format == "html":
         out = out or Path("report.html")
         write_page(page, out)

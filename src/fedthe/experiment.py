@@ -251,8 +251,10 @@ def read_results(folder: Path) -> Results:
     summary, config, environment = (
         records.read_json(folder / f"{name}.json") for name in ("summary", "config", "environment")
     )
-    if summary is None or config is None:
-        raise InputError(f"{folder} holds no finished run; `fedthe run` makes one.")
+    if config is None:
+        raise InputError(f"{folder} holds no run; `fedthe run` makes one.")
+    if summary is None:
+        raise InputError(f"{folder} holds a run that is not finished; the command that began it goes on with it.")
     try:
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
         return Results(

@@ -22,11 +22,10 @@ def average_all(shown: Shown) -> dict[str, float]:
 
 
 def pick_best(numbers: Mapping[str, float]) -> set[str]:
-    """Who has the highest number as people see it: 71.26 and 71.34 are both 71.3. Nobody is the best of one."""
-    if len(numbers) < 2:
-        return set()
+    """Who has the highest number as people see it: 71.26 and 71.34 are both 71.3. Nobody is the best of equals."""
     seen = {who: float(say_number(number)) for who, number in numbers.items()}
-    return {who for who, number in seen.items() if number == max(seen.values())}
+    best = {who for who, number in seen.items() if number == max(seen.values())}
+    return best if len(best) < len(seen) else set()
 
 
 def find_best(shown: Shown) -> dict[str, set[str]]:

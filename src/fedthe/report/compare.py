@@ -74,25 +74,22 @@ def compare(a: Shown, b: Shown) -> Comparison:
 
 
 def lay_out(comparison: Comparison) -> Grid:
-    """For a terminal: a, b, below them b - a with its error, and how many clients gained and lost."""
-    rows = [
-        [clean(name), *(_say_change(comparison.changes[method].get(test)) for test in comparison.tests)]
-        for method, name in comparison.methods.items()
-    ]
-    return ["", *map(clean, comparison.tests.values())], rows
-
-
-def write_markdown(comparison: Comparison) -> str:
-    """A line for every method and test, and below it what a reader must know."""
-    a, b = map(escape_markdown, comparison.names)
+    """A line for every method and test: a, b, b - a with its error, and how many clients gained and lost."""
     rows = []
     for method, changes in comparison.changes.items():
         for test, change in changes.items():
-            names = escape_markdown(comparison.methods[method]), escape_markdown(comparison.tests[test])
+            name = f"{clean(comparison.methods[method], 30)}, {clean(comparison.tests[test], 40)}"
             numbers = cells.say_number(change.a), cells.say_number(change.b), _say_more(change)
             counts = f"{change.gained} / {change.lost}" if change.pairs else cells.NOTHING
-            rows.append([f"{names[0]}, {names[1]}", *numbers, counts])
-    table = write_markdown_table(["", a, b, "difference", "clients gained / lost"], rows)
+            rows.append([name, *numbers, counts])
+    return ["", *comparison.names, "difference", "up / down"], rows
+
+
+def write_markdown(comparison: Comparison) -> str:
+    """The same, and below it what a reader must know."""
+    a, b = map(escape_markdown, comparison.names)
+    head, rows = lay_out(comparison)
+    table = write_markdown_table([*map(escape_markdown, head)], [[escape_markdown(row[0]), *row[1:]] for row in rows])
     remarks = [f"- {escape_markdown(remark)}" for remark in list_remarks(comparison)]
     return "\n\n".join([f"# {b} beside {a}", table, "\n".join(remarks)]) + "\n"
 
@@ -134,19 +131,12 @@ def _say_seeds(seeds: Sequence[str]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
-def _say_change(change: Change | None) -> str:
-    if change is None:
-        return cells.NOTHING
-    said = f"{change.a:.1f} {change.b:.1f}\n{_say_more(change)}"
-    return f"{said}\n{change.gained} up, {change.lost} down" if change.pairs else said
-
-
 def _say_more(change: Change) -> str:
     return cells.say_change(change.more) + (f" ± {change.error:.1f}" if change.error is not None else "")
 
 
 def _say_setting(value: Any) -> str:
-    if value is None:
+    if _is_unset(value):
         return UNSET
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
@@ -187,19 +177,26 @@ def _list_own(one: Shown, other: Shown) -> list[str]:
 
 def _list_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     pairs = {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs} if name not in WHERE}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and not all(map(_is_unset, pair))}
+
+
+def _is_unset(value: Any) -> bool:
+    """An empty list is as good as none."""
+    return value is None or value in ("", [], ())
 
 
 def _measure_change(a: Shown, b: Shown, method: str, test: str, seeds: Sequence[str]) -> Change:
-    pairs = [pair for seed in seeds for pair in _pair_clients(a, b, method, test, seed)]
+    by_seed = [pairs for seed in seeds if (pairs := _pair_clients(a, b, method, test, seed))]
+    pairs = [pair for some in by_seed for pair in some]
     if not pairs:
         before, after = a.scores[method][test].mean, b.scores[method][test].mean
         return Change(before, after, after - before, pairs=0)
     differences = [after - before for before, after in pairs]
+    before, after = (fmean(fmean(pair[i] for pair in some) for some in by_seed) for i in (0, 1))  # as in all tables
     return Change(
-        fmean(before for before, _ in pairs),
-        fmean(after for _, after in pairs),
-        fmean(differences),
+        before,
+        after,
+        after - before,
         len(pairs),
         stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None,
         sum(each > 0 for each in differences),

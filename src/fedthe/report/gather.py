@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import zip_longest
@@ -43,8 +45,18 @@ def gather(paths: Sequence[Path]) -> Page:
                 figures.append(record)
             else:
                 shown.append(show_record(record))
-    names = list(dict.fromkeys(each.name for each in shown)) or [str(each["title"]) for each in figures]
-    return Page(names[0] if len(names) == 1 else f"{len(names)} experiments", shown, figures)
+    names = [each.name for each in shown] or [str(each["title"]) for each in figures]
+    several = f"{len(names)} {'experiments' if shown else 'figures'}"
+    return Page(names[0] if len(names) == 1 else several, _name_apart(shown), figures)
+
+
+def _name_apart(shown: Sequence[Shown]) -> list[Shown]:
+    """Experiments of one name get a number, so that a reader can tell them apart."""
+    names = [each.name for each in shown]
+    return [
+        replace(each, name=f"{each.name} ({names[: i + 1].count(each.name)})") if names.count(each.name) > 1 else each
+        for i, each in enumerate(shown)
+    ]
 
 
 def _read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -105,10 +117,25 @@ def show_results(results: Results) -> Shown:
         ],
         curves=_draw_curves(results),
         examples=_pick_examples(results, samples),
-        notes=list(results.notes),
+        notes=[*results.notes, *_note_missing(samples)],
         failures=dict(results.failures),
         provenance=_trace(results),
     )
+
+
+def _note_missing(samples: Mapping[tuple[str, int], Samples]) -> list[str]:
+    """What a reader would look for in vain."""
+    missing = [f"{method}, seed {seed}" for (method, seed), kept in samples.items() if not _has_labels(kept)]
+    if not missing:
+        return []
+    return [
+        f"Not known sample by sample: {'; '.join(missing)}. Their files in samples are missing, damaged or of an "
+        "earlier version; without that folder the same command answers again, and trains nothing."
+    ]
+
+
+def _has_labels(samples: Samples) -> bool:
+    return any(name.endswith("/label") for name in samples)
 
 
 def show_record(record: Mapping[str, Any], results: Results | None = None) -> Shown:
@@ -151,12 +178,13 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
         notes=list(dict.fromkeys(note for case in cases for note in case["notes"])),
         failures={who: why for case in cases for who, why in case["failures"].items()},
         provenance={
-            "command": record["environment"].get("command", ""),
-            "seconds": sum(case.get("seconds", 0.0) for case in cases),
+            "command": _find_command(record, config),
+            "seconds": sum(case["seconds"] for case in cases) if all("seconds" in case for case in cases) else None,
             "environment": record["environment"],
             "config": first["config"],
             "manifests": first["manifests"],
-            "trainings": [training for case in cases for training in case["trainings"]],
+            # cases share trainings: those that are the same to the second are one
+            "trainings": list({json.dumps(each): each for case in cases for each in case["trainings"]}.values()),
         },
     )
     if results is None or len(cases) > 1:
@@ -169,6 +197,13 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
             for name in ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
         },
     )
+
+
+def _find_command(record: Mapping[str, Any], config: Config) -> str:
+    """What was typed; and where a record does not know, what would run its table."""
+    command = str(record["environment"].get("command", ""))
+    shift = [f"natural={config.natural}"] if config.natural else []
+    return command if command not in ("", "fedthe") else shlex.join(["fedthe", "table", record["id"], *shift])
 
 
 def find_paper(results: Results) -> Paper | None:
@@ -325,7 +360,7 @@ def _pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples])
     seed = int(results.examples.partition("-")[0])
     images = records.read_samples(results.folder / "examples" / f"{results.examples}.npz")
     known = {method: kept for (method, where), kept in samples.items() if where == seed}
-    labelled = [kept for kept in known.values() if any(name.endswith("/label") for name in kept)]
+    labelled = [kept for kept in known.values() if _has_labels(kept)]
     if not labelled:  # answers of earlier versions
         return []
     judge = labelled[-1]
