@@ -17,7 +17,7 @@ from .formats import LONGEST, escape_markdown, write_markdown_table
 if TYPE_CHECKING:
     from ..study.show import Grid
 
-WHERE = ("name", "out")  # settings that move no number
+WHERE = ("name", "out", "keep", "checkpoint_seconds", "methods")  # settings that move no number, or are told apart
 UNSET = "nothing"
 
 
