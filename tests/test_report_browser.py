@@ -108,13 +108,91 @@ def test_columns_are_sorted_both_ways_by_what_is_shown(browser, tmp_path):
             head.get_by_role("button").press("Enter")
             assert head.get_attribute("aria-sort") == direction
             assert names.all_inner_texts() == [*(shown.methods[m] for m in rank("mean", reverse)), "GMA"]
+        caption = page.locator("#results-table caption")
+        assert "the mean over clients and seeds ±" in caption.inner_text()
         page.get_by_label("Show").select_option("worst")
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert names.all_inner_texts()[:2] == [shown.methods[m] for m in rank("worst", False)]
+        assert "the worst client of each test, the mean over seeds." in caption.inner_text()
+        assert "±" not in page.locator("#results-table").inner_text()
         worst = f"{shown.scores['fedthe']['ooc'].worst:.1f}"
         assert worst in page.locator("#results-table tr", has_text="FedTHE").inner_text()
         head.get_by_role("button").click()
         assert names.all_inner_texts()[:2] == [shown.methods[m] for m in rank("worst", True)]
         page.locator("#results-table th", has_text="method").get_by_role("button").click()
         assert page.locator("#results-table th[aria-sort]").count() == 1
+
+
+def test_the_first_click_shows_the_best_first_and_words_from_a(browser, tmp_path):
+    with open_page(browser, make_page(methods=("fedthe", "fedavg"), clients=2), tmp_path) as page:
+        first = {}
+        for head in page.locator("#results-table thead th").all():
+            head.get_by_role("button").click()
+            first[head.inner_text().strip("\xa0↕↑↓")] = head.get_attribute("aria-sort")
+        upwards = [name for name, direction in first.items() if direction == "ascending"]
+        assert upwards == ["method", "ms per sample", "passes per sample"]
+        assert set(first.values()) == {"ascending", "descending"}
+
+
+def test_numbers_are_rounded_alike_by_the_table_and_the_script(browser, tmp_path):
+    values = [6.25, 16.25, 6.35, 12.54996, 0.05, 0.15, 99.95, 0.25, 0.75, 6.350000000000001, 100.0]
+    methods = {f"m{i}": f"m{i}" for i in range(len(values))}
+    scores = {
+        method: {"original": Score(value, None, 0.0), "ooc": Score(value, None, 0.0)}
+        for method, value in zip(methods, values, strict=True)
+    }
+    tests = {"original": "original", "ooc": "out-of-client"}
+    shown = replace(make_shown(clients=2), methods=methods, tests=tests, scores=scores)
+    with open_page(browser, Page("A page", [shown]), tmp_path) as page:
+        page.locator("#trade summary").click()
+        wanted = [f"{value:.1f}" for value in values]
+        assert [row[1].split("\n")[0] for row in read_table(page.locator("#results-table"))[1:]] == wanted
+        assert [row[1] for row in read_table(page.locator("#trade table"))[1:]] == wanted
+        assert [row[2] for row in read_table(page.locator("#trade table"))[1:]] == wanted
+
+
+def test_one_round_is_a_point_and_rounds_are_whole(browser, tmp_path):
+    for rounds, ticks in ((1, ["1"]), (4, ["1", "2", "3", "4"])):
+        shown = replace(make_shown(methods=("fedavg",), clients=2, rounds=rounds), curves={})
+        with open_page(browser, Page("Short", [shown]), tmp_path) as page:
+            page.locator("#curves .chart").scroll_into_view_if_needed()
+            page.wait_for_selector("#curves .chart .scatterlayer .point")
+            assert page.locator("#curves .chart .point").count() == rounds
+            assert page.locator("#curves .xtick").all_text_contents() == ticks
+
+
+def test_heads_of_rows_and_columns_stay_in_sight(browser, tmp_path):
+    runs = [make_shown(f"run {i}", clients=2, seeds=(0,), rounds=4) for i in range(4)]
+    with open_page(browser, Page("Long", runs), tmp_path, 400) as page:
+        region = page.locator("#results .scroll")
+        assert region.bounding_box()["height"] < 730  # of 900
+        before = region.bounding_box()
+        region.evaluate("(region) => region.scrollTo(200, 500)")
+        corner = page.locator("#results-table thead th").first.bounding_box()
+        assert (corner["x"], corner["y"]) == pytest.approx((before["x"], before["y"]), abs=1)
+        page.emulate_media(media="print")
+        assert region.evaluate("(region) => region.clientHeight === region.scrollHeight")
+
+
+def test_charts_say_of_which_run_they_are(browser, tmp_path):
+    runs = [make_shown(name, methods=("fedavg",), clients=2, rounds=4) for name in ("one", "<i>two</i>")]
+    with open_page(browser, Page("Two", runs), tmp_path) as page:
+        page.select_option("#run", "1")
+        page.emulate_media(media="print")
+        for section in ("trade", "clients", "curves", "examples"):
+            assert page.locator(f"#{section} .of-run").inner_text() == "Run: <i>two</i>"
+    with open_page(browser, Page("One", runs[:1]), tmp_path) as page:
+        assert page.locator(".of-run").count() == 0
+
+
+def test_long_names_of_classes_are_cut(browser, tmp_path):
+    long = "class " * 50 + "end"
+    shown = make_shown(methods=("fedthe",), clients=2, rounds=4, classes=[long, "short"])
+    with open_page(browser, Page("Long", [shown]), tmp_path) as page:
+        examples = page.locator("#examples")
+        assert "end" not in examples.inner_text()
+        assert examples.locator(f"[title='{long}']").first.inner_text().endswith("…")
+        assert examples.locator("span", has_text="short").first.get_attribute("title") is None
 
 
 @pytest.mark.parametrize("width", [400, 1200])

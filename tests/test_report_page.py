@@ -64,9 +64,52 @@ def test_the_best_of_every_column_is_bold_and_nothing_else():
 
 
 def test_what_looks_the_same_is_bold_together():
-    scores = {"fedavg": {"original": Score(80.01, None, 1.0)}, "fedthe": {"original": Score(80.04, None, 2.0)}}
-    rows = read_table(show(make_small(scores=scores, tests={"original": "original"}))[0])
-    assert all("<b>80.0</b>" in row["original"] for row in rows.values())
+    means = {"fedavg": 80.01, "fedthe": 80.04, "gma": 70.0}
+    scores = {method: {"original": Score(mean, None, 1.0)} for method, mean in means.items()}
+    small = make_small(scores=scores, tests={"original": "original"}, methods=dict(zip(means, means, strict=True)))
+    rows = read_table(show(small)[0])
+    assert ["<b>80.0</b>" in row["original"] for row in rows.values()] == [True, True, False]
+    assert not any("<b>1.0</b>" in row["original"] for row in rows.values())  # nobody is the best of equals
+
+
+def test_a_mean_that_is_the_worst_too_has_a_deviation_as_the_mean_alone():
+    scores = {
+        "fedavg": {"original": Score(10.0, 0.0, 10.0)},
+        "fedthe": {"original": Score(30.0, 2.0, 10.0)},
+        "gma": {"original": Score(5.0, 1.0, 0.0)},
+    }
+    methods = {method: method for method in scores}
+    rows = read_table(show(make_small(scores=scores, tests={"original": "original"}, methods=methods))[0])
+    worst = '<span class="worst"><b>10.0</b></span>'
+    assert rows["fedavg"]["original"] == f'<span class="mean">10.0 ± 0.0</span>{worst}'
+    assert rows["fedthe"]["original"] == f'<span class="mean"><b>30.0</b> ± 2.0</span>{worst}'
+
+
+def test_every_run_has_its_own_best():
+    low = {"fedavg": {"ooc": Score(5.0, None, 1.0)}, "fedthe": {"ooc": Score(4.0, None, 2.0)}}
+    costs = {"fedavg": Cost(7.0, 1.0, 0.0, None), "fedthe": Cost(9.0, 1.0, 0.0, None)}
+    page, _ = show(make_small(), make_small(name="second", tests={"ooc": "out-of-client"}, scores=low, costs=costs))
+    bold = re.findall(r'<td class="words">(.*?)</td>|<b>(.*?)</b>', page.split("results-table")[1].split("</table>")[0])
+    assert [name or number for name, number in bold] == [
+        *("made-up", "30.0", "60.0", "41.0", "35.5", "35.5", "0.5"),
+        *("made-up", "80.0", "60.0"),
+        *("second", "5.0", "7"),
+        *("second", "2.0", "2.0"),
+    ]
+    assert "Bold: the best of a column within each run." in page
+    assert "Bold: the best of a column." in show(make_small())[0]
+
+
+def test_a_run_in_which_everything_failed_says_so():
+    failed = make_small(name="bad", methods={}, scores={}, costs={}, failures={"fedavg": "why"})
+    page, _ = show(failed)
+    assert "No method has finished" in page
+    assert "results-table" not in page
+    assert "Bold" not in page
+    page, _ = show(failed, make_small(name="good"))
+    assert len(re.findall(r'<th scope="row">', page)) == 2
+    assert "<li>bad: no method has finished.</li>" in page
+    assert "good: no method" not in page
 
 
 def test_one_seed_has_no_deviation():
@@ -176,7 +219,7 @@ def test_losses_are_averaged_over_seeds_and_thinned():
     assert len(line["rounds"]) < 500
 
 
-def test_figures_that_cannot_be_drawn_are_left_out():
+def test_figures_that_cannot_be_drawn_are_named():
     config = {
         "dataset": "glyphs",
         "net": "cnn",
@@ -191,7 +234,13 @@ def test_figures_that_cannot_be_drawn_are_left_out():
     assert "figures" in list_links(page)
     assert [figure["id"] for figure in data["figures"]] == ["alpha-beta"]
     assert data["figures"][0]["settings"] == "glyphs, cnn, 2 clients, Dirichlet 0.1, 3 rounds, seed 0"
-    assert "figures" not in list_links(show(make_small(), figures=[{"id": "features"}])[0])
+    assert "Not drawn here: features; see their PNG files." in page
+    page, data = show(figures=[{"id": "features"}, {"id": EVIL}])
+    assert list_links(page) == ["figures"]
+    assert f"What was measured. Not drawn here: features, {SAFE}; see their PNG files." in page
+    assert data["figures"] == []
+    assert "Not drawn" not in show(make_small(), figures=[record])[0]
+    assert "figures" not in list_links(show(make_small(), figures=[{}])[0])
 
 
 def test_provenance_says_how_to_do_it_again():

@@ -34,7 +34,15 @@
     return lines.slice(0, 4).map((line) => plain(cut(line, width + 4))).join("<br>");
   }
 
-  const number = (value, digits = 1) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+  // As Python rounds, which writes the table of results: what lies exactly between two goes to the even one, not up.
+  function number(value, digits = 1) {
+    if (value === null || value === undefined) return "–";
+    const said = value.toFixed(digits);
+    const between = (Math.abs(value) * 2 ** (digits + 1)) % 2 === 1;
+    const last = Number(said.slice(-1));
+    return between && last % 2 ? said.slice(0, -1) + (last - 1) : said;
+  }
+
   const known = (values) => values.filter((value) => value !== null && value !== undefined);
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const count = (n, noun, nouns = noun + "s") => `${n} ${n === 1 ? noun : nouns}`;
@@ -207,9 +215,8 @@
 
   // The table of results
 
-  function sortBy(table, column) {
+  function sortBy(table, column, ascending) {
     const heads = $$("thead th", table);
-    const ascending = heads[column].getAttribute("aria-sort") === "descending";
     const key = (row) => {
       const cell = row.cells[column];
       const value = cell.dataset[table.dataset.show];
@@ -228,9 +235,15 @@
 
   const results = $("#results-table");
   if (results) {
-    $$("thead button", results).forEach((button, column) => button.addEventListener("click", () => sortBy(results, column)));
+    const heads = $$("thead th", results);
+    heads.forEach((head, column) => $("button", head).addEventListener("click", () => {
+      const sorted = head.getAttribute("aria-sort");
+      sortBy(results, column, sorted ? sorted === "descending" : head.matches(".words, .least"));
+    }));
     $("#shown-number").addEventListener("change", (event) => {
       results.dataset.show = event.target.value;
+      const column = heads.findIndex((head) => head.hasAttribute("aria-sort"));
+      if (column >= 0) sortBy(results, column, heads[column].getAttribute("aria-sort") === "ascending");
     });
   }
 
@@ -431,10 +444,19 @@
     return { data, layout: { shapes, xaxis: { title: { text: x, standoff: 8 }, ...xaxis }, yaxis: { title: { text: y, standoff: 8 }, ...yaxis } } };
   }
 
+  // Rounds are whole numbers, and where there is one, it is in the middle.
+  function countRounds(rounds) {
+    const [low, high] = [Math.min(...rounds), Math.max(...rounds)];
+    if (high - low > 10) return {};
+    return { dtick: 1, tick0: 0, ...(low === high ? { range: [low - 0.5, low + 0.5] } : {}) };
+  }
+
   function addCurves(body, methods, tests, curveOf) {
     const hidden = new Set();
     const charts = make("div");
     const there = Object.entries(methods).filter(([id]) => Object.keys(tests).some((test) => curveOf(id, test)));
+    const rounds = [...new Set(there.flatMap(([id]) => Object.keys(tests).flatMap((test) => curveOf(id, test)?.rounds ?? [])))]
+      .sort((a, b) => a - b);
     charts.append(addPanels(Object.entries(tests)
       .filter(([test]) => there.some(([id]) => curveOf(id, test)))
       .map(([test, { name }]) => ({
@@ -443,12 +465,10 @@
         height: 250,
         build: () => drawLines(
           there.filter(([id]) => curveOf(id, test)).map(([id, look]) => {
-            const { rounds, mean: y, std } = curveOf(id, test);
-            return { id, look, x: rounds, y, std };
-          }), hidden, { x: "rounds", y: "percent right", markers: true }),
+            const { rounds: x, mean: y, std } = curveOf(id, test);
+            return { id, look, x, y, std };
+          }), hidden, { x: "rounds", y: "percent right", markers: true, xaxis: countRounds(rounds) }),
       }))));
-    const rounds = [...new Set(there.flatMap(([id]) => Object.keys(tests).flatMap((test) => curveOf(id, test)?.rounds ?? [])))]
-      .sort((a, b) => a - b);
     body.append(addSwitches(there, hidden, () => spoilWithin(charts)), charts, addNumbers("percent right after so many rounds", () => [
       ["method", "test", ...rounds.map(String)],
       there.flatMap(([id, look]) => Object.entries(tests).filter(([test]) => curveOf(id, test)).map(([test, { name }]) => {
@@ -473,13 +493,14 @@
       name: line.name, colour: run.methods[line.method]?.colour ?? "#888888", turn: run.methods[line.method]?.turn ?? 0,
     }]);
     const all = known(run.losses.flatMap(({ losses }) => losses));
+    const longest = Math.max(...run.losses.map(({ rounds }) => rounds.length));
     const log = Math.min(...all) > 0 && Math.max(...all) > 5 * Math.min(...all);
     const chart = addChart({
       label: `Lines of the mean local loss over rounds, for ${count(lines.length, "training")}.`,
       height: 320,
       build: () => drawLines(
         run.losses.map((line, i) => ({ id: String(i), look: lines[i][1], x: line.rounds, y: line.losses })), hidden,
-        { x: "round", y: "mean local loss", digits: 3, yaxis: log ? { type: "log", tickvals: STEPS, ticktext: STEPS.map(String) } : {} }),
+        { x: "round", y: "mean local loss", digits: 3, markers: longest <= 10, xaxis: countRounds(run.losses.flatMap(({ rounds }) => rounds)), yaxis: log ? { type: "log", tickvals: STEPS, ticktext: STEPS.map(String) } : {} }),
     });
     const last = (values) => values[values.length - 1];
     body.append(
@@ -662,7 +683,7 @@
 
   function sayClient(run, state, said, numbers) {
     const clients = run.clients[state.seed];
-    const look = run.methods[state.method] ?? { name: "any method" };
+    const look = run.methods[state.method] ?? { name: "" };
     const scores = clients.scores[state.method] ?? {};
     const heads = clients.heads[state.method];
     const k = state.client;
@@ -671,7 +692,7 @@
     said.replaceChildren(
       make("h3", {}, `Client ${k}, seed ${state.seed}`),
       clients.mix[k] ? make("p", {}, sayMix(run, clients.mix[k])) : "",
-      make("p", {}, average.length ? `${look.name} is right on ${number(mean(average))} percent, the average over its tests.` : `There is nothing of ${look.name} for this client.`));
+      state.method === undefined ? "" : make("p", {}, average.length ? `${look.name} is right on ${number(mean(average))} percent, the average over its tests.` : `There is nothing of ${look.name} for this client.`));
     const own = heads
       ? [["global head", (test) => heads[test]?.global?.[k]], ["personal head", (test) => heads[test]?.personal?.[k]],
         [`ensemble (${look.name})`, (test) => scores[test][k]]]
@@ -689,9 +710,11 @@
     numbers.replaceChildren(...parts);
   }
 
+  // As they are seen; nobody where all look the same
   function markBest(values, mark) {
-    const best = Math.max(...known(values));
-    return values.map((value) => (mark && value === best ? make("b", {}, number(value)) : number(value)));
+    const best = number(Math.max(...known(values)));
+    const differ = known(values).some((value) => number(value) !== best);
+    return values.map((value) => number(value)).map((said) => (mark && differ && said === best ? make("b", {}, said) : said));
   }
 
   function sayMix(run, rows) {
@@ -758,6 +781,8 @@
 
   // Examples
 
+  const LONG = 40; // letters of a name
+
   function fillExamples(run, body) {
     if (!run.examples.length) return false;
     const answered = Object.keys(run.methods).filter((id) => run.examples.some(({ answers }) => id in answers));
@@ -775,17 +800,23 @@
     return true;
   }
 
+  // A long name is cut; all of it is there for who points at it.
+  function nameClass(run, index) {
+    const name = className(run, index);
+    return make("span", { title: name.length > LONG ? name : null }, cut(name, LONG));
+  }
+
   function showExample(run, method, { image, label, client, seed, answers, heads, weights }) {
     const said = heads[method]
       ? [["global head", heads[method].global], ["personal head", heads[method].personal], ["ensemble", answers[method]]]
       : [[run.methods[method].name, answers[method]]];
     return make("li", {},
-      make("img", { src: image, alt: `a sample of ${className(run, label)}`, width: 64, height: 64 }),
+      make("img", { src: image, alt: `a sample of ${cut(className(run, label), LONG)}`, width: 64, height: 64 }),
       make("div", { class: "words" },
-        make("p", {}, make("strong", {}, className(run, label)), make("span", { class: "soft" }, ` · client ${client}, seed ${seed}`)),
+        make("p", {}, make("strong", {}, nameClass(run, label)), make("span", { class: "soft" }, ` · client ${client}, seed ${seed}`)),
         make("ul", {}, ...said.filter(([, answer]) => answer !== undefined).map(([who, answer]) => {
           const right = answer === label;
-          return make("li", {}, `${who} `, make("span", { class: right ? "right" : "wrong" }, right ? "✓ right" : `✗ wrong: ${className(run, answer)}`));
+          return make("li", {}, `${who} `, make("span", { class: right ? "right" : "wrong" }, ...(right ? ["✓ right"] : ["✗ wrong: ", nameClass(run, answer)])));
         })),
         method in weights ? make("p", { class: "soft" }, `personal head counts ${number(weights[method], 2)}`) : ""));
   }
@@ -879,6 +910,7 @@
       const body = $(".drawn", section);
       dropCharts(body);
       body.replaceChildren();
+      if (DATA.runs.length > 1) $(".of-run", section).textContent = `Run: ${run.name}`; // the choice is not on paper
       const there = fill(run, body);
       section.hidden = !there;
       $(`nav a[href="#${id}"]`).parentElement.hidden = !there;

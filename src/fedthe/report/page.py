@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import InputError
 from ..store import whole_file
@@ -153,13 +153,18 @@ def _list_sections(page: Page) -> list[_Section]:
             "figures",
             "Figures",
             "Ablations and sweeps",
-            "What was measured beyond the runs above.",
-            bool(_pick_figures(page.figures)),
+            f"What was measured{' beyond the runs above' if runs else ''}.{_name_undrawn(page.figures)}",
+            any(figure.get("id") for figure in page.figures),
         ),
     ]
+    of_run = '<p class="of-run"></p>' if len(runs) > 1 else ""
     sections = [_Section("results", "Results", _show_results(runs))] if runs else []
     sections += [
-        _Section(id, name, _frame(id, title, f'<p class="what">{what}</p>\n<div class="drawn"></div>', "needs-script"))
+        _Section(
+            id,
+            name,
+            _frame(id, title, of_run + f'<p class="what">{what}</p>\n<div class="drawn"></div>', "needs-script"),
+        )
         for id, name, title, what, there in drawn
         if there
     ]
@@ -235,12 +240,19 @@ class _Cell:
     """A number as it is shown and sorted; of a test also the worst client's, shown in its place."""
 
     mean: float | None
-    worst: float | None
     said: str
+    worst: float | None = None  # then there is one number, whatever is asked for
     small: str = ""
 
+    def get(self, kind: str) -> float | None:
+        return self.worst if kind == "worst" and self.worst is not None else self.mean
 
-NOTHING = _Cell(None, None, cells.NOTHING)
+    def say(self, kind: str) -> str:
+        """Without the deviation."""
+        return _number(self.worst) if kind == "worst" and self.worst is not None else self.said.split(" ± ")[0]
+
+
+NOTHING = _Cell(None, cells.NOTHING)
 
 
 @dataclass(frozen=True)
@@ -251,8 +263,10 @@ class _Column:
 
 
 def _show_results(runs: Sequence[Shown]) -> str:
-    rows = [(shown, method) for shown in runs for method in shown.methods]
+    if not any(map(_has_scores, runs)):
+        return _frame("results", "Results", "<p>No method has finished, so there are no results to show.</p>")
     several = len(runs) > 1
+    rows = [(shown, method) for shown in runs for method in shown.methods]
     columns = [_Column(title, [_fill_cell(*row, test) for row in rows]) for test, title in _join_tests(runs).items()]
     columns += [
         _Column("average", [_fill_average(*row) for row in rows]),
@@ -261,23 +275,20 @@ def _show_results(runs: Sequence[Shown]) -> str:
         _Column("passes per sample", [_fill_passes(*row) for row in rows], None),
     ]
     columns = [column for column in columns if any(cell.said != cells.NOTHING for cell in column.cells)]
-    heads = ["method", *(["run"] if several else []), *(_say(column.title) for column in columns)]
+    heads = ["method", *(["run"] if several else [])]
     lines = []
-    best = [(_find_best(column, "mean"), _find_best(column, "worst")) for column in columns]
-    for i, (shown, method) in enumerate(rows):
-        names = f'<th scope="row">{_say(shown.methods[method])}</th>'
-        names += f'<td class="words">{_say(shown.name)}</td>' if several else ""
-        written = (_write_cell(column.cells[i], *top) for column, top in zip(columns, best, strict=True))
-        lines.append(f"<tr>{names}{''.join(written)}</tr>")
-    head = "".join(
-        f'<th scope="col"{" class=words" if i < len(heads) - len(columns) else ""}><button type="button">{title}'
-        "</button></th>"
-        for i, title in enumerate(heads)
-    )
-    seeds = max((len(shown.seeds) for shown in runs), default=1)
-    caption = "Percent right, the mean over clients" + (
-        " and seeds ± standard deviation over seeds" if seeds > 1 else ""
-    )
+    start = 0
+    for shown in runs:  # which cannot be compared: each has its own best
+        end = start + len(shown.methods)
+        best = [{kind: _find_best(column, start, end, kind) for kind in ("mean", "worst")} for column in columns]
+        for i, name in enumerate(shown.methods.values(), start):
+            names = f'<th scope="row">{_say(name)}</th>'
+            names += f'<td class="words">{_say(shown.name)}</td>' if several else ""
+            written = (_write_cell(column.cells[i], tops) for column, tops in zip(columns, best, strict=True))
+            lines.append(f"<tr>{names}{''.join(written)}</tr>")
+        start = end
+    head = "".join(_write_head(title, "words") for title in heads)
+    head += "".join(_write_head(_say(column.title), "" if column.best is max else "least") for column in columns)
     toggle = (
         '<div class="controls needs-script"><label class="control">Show <select id="shown-number">'
         '<option value="mean">the mean over clients</option><option value="worst">the worst client</option>'
@@ -286,10 +297,28 @@ def _show_results(runs: Sequence[Shown]) -> str:
     table = (
         '<div class="scroll" tabindex="0" role="region" aria-label="Results of all methods">'
         '<table id="results-table" data-show="mean">'
-        f"<caption><span>{caption}. Bold: the best of a column.</span></caption>"
+        f"<caption><span>{_write_caption(runs)}</span></caption>"
         f"<thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(lines)}\n</tbody></table></div>"
     )
     return _frame("results", "Results", f"{toggle}{table}{_explain(runs)}")
+
+
+def _has_scores(shown: Shown) -> bool:
+    return any(shown.scores.values())
+
+
+def _write_head(title: str, kind: str) -> str:
+    """Of a column; "least" are sorted from the least at first, as words are from A."""
+    kind = f' class="{kind}"' if kind else ""
+    return f'<th scope="col"{kind}><button type="button">{title}</button></th>'
+
+
+def _write_caption(runs: Sequence[Shown]) -> str:
+    seeds = any(len(shown.seeds) > 1 for shown in runs)
+    mean = "the mean over clients" + (" and seeds ± standard deviation over seeds" if seeds else "")
+    worst = "the worst client of each test" + (", the mean over seeds" if seeds else "")
+    best = "the best of a column" + (" within each run" if len(runs) > 1 else "")
+    return f'Percent right, <span class="mean">{mean}</span><span class="worst">{worst}</span>. Bold: {best}.'
 
 
 def _join_tests(runs: Sequence[Shown]) -> dict[str, str]:
@@ -307,19 +336,19 @@ def _fill_cell(shown: Shown, method: str, test: str) -> _Cell:
         return NOTHING
     change = cells.difference(shown, method, test)
     paper = "" if change is None else f"paper {cells.say_number(score.mean - change)}, {cells.say_change(change)}"
-    return _Cell(score.mean, score.worst, cells.say(score), paper.replace("-", "−"))
+    return _Cell(score.mean, cells.say(score), score.worst, paper.replace("-", "−"))
 
 
 def _fill_average(shown: Shown, method: str) -> _Cell:
     mean = cells.average_all(shown).get(method)
     if len(shown.tests) < 2 or not _is_known(mean):
         return NOTHING
-    return _Cell(mean, _average_worst(shown, method), _number(mean))
+    return _Cell(mean, _number(mean), _average_worst(shown, method))
 
 
 def _fill_worst(shown: Shown, method: str) -> _Cell:
     worst = _average_worst(shown, method) if shown.scores.get(method, {}).keys() >= shown.tests.keys() else None
-    return _Cell(worst, worst, _number(worst))
+    return _Cell(worst, _number(worst))
 
 
 def _average_worst(shown: Shown, method: str) -> float | None:
@@ -329,39 +358,34 @@ def _average_worst(shown: Shown, method: str) -> float | None:
 def _fill_ms(shown: Shown, method: str) -> _Cell:
     cost = shown.costs.get(method)
     ms = cost.ms if cost else None
-    return _Cell(ms, ms, cells.say_ms(cost))
+    return _Cell(ms, cells.say_ms(cost))
 
 
 def _fill_passes(shown: Shown, method: str) -> _Cell:
     cost = shown.costs.get(method)
     both = None if cost is None or cost.forward is None else cost.forward + (cost.backward or 0)
-    return _Cell(both, both, cells.say_passes(cost))
+    return _Cell(both, cells.say_passes(cost))
 
 
-def _find_best(column: _Column, kind: str) -> str:
-    """As it is shown, so that what looks the same is bold together."""
-    known = [cell for cell in column.cells if _is_known(getattr(cell, kind))]
-    if column.best is None or len(known) < 2:
+def _find_best(column: _Column, start: int, end: int, kind: str) -> str:
+    """Of these rows, as it is shown, so that what looks the same is bold together; nobody's where all look the same."""
+    seen = {value: cell.say(kind) for cell in column.cells[start:end] if _is_known(value := cell.get(kind))}
+    if column.best is None or len(set(seen.values())) < 2:
         return ""
-    best = column.best(getattr(cell, kind) for cell in known)
-    return next(_show_number(cell, kind) for cell in known if getattr(cell, kind) == best)
+    return seen[column.best(seen)]
 
 
-def _is_known(value: float | None) -> bool:
+def _is_known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _show_number(cell: _Cell, kind: str) -> str:
-    return cell.said.split(" ± ")[0] if kind == "mean" or cell.mean == cell.worst else _number(cell.worst)
-
-
-def _write_cell(cell: _Cell, best_mean: str, best_worst: str) -> str:
-    values = {"mean": cell.mean, "worst": cell.worst}
+def _write_cell(cell: _Cell, best: Mapping[str, str]) -> str:
+    values = {kind: cell.get(kind) for kind in best}
     sorts = "".join(f' data-{kind}="{value:.6g}"' for kind, value in values.items() if _is_known(value))
-    mean = _embolden(cell.said, best_mean) + (f"<small>{cell.small}</small>" if cell.small else "")
-    if cell.mean == cell.worst:  # whatever is asked for, it is this
+    mean = _embolden(cell.said, best["mean"]) + (f"<small>{cell.small}</small>" if cell.small else "")
+    if cell.worst is None:
         return f"<td{sorts}>{mean}</td>"
-    worst = _embolden(_show_number(cell, "worst"), best_worst)
+    worst = _embolden(cell.say("worst"), best["worst"])
     return f'<td{sorts}><span class="mean">{mean}</span><span class="worst">{worst}</span></td>'
 
 
@@ -378,7 +402,7 @@ def _explain(runs: Sequence[Shown]) -> str:
         if len(shown.tests) > 1:
             tests = ", ".join(_say(title) for title in shown.tests.values())
             lines.append(f"Average{_of(shown, several)}: over {tests}.")
-    lines.append("Worst client: its percent right, the average over the same tests.")
+    lines.append("Worst client: the lowest percent right of any client, test by test, and the average of these.")
     if any(cost.forward is not None for shown in runs for cost in shown.costs.values()):
         lines.append("Passes: forward (+ backward) through the network.")
     for shown in runs:
@@ -388,6 +412,7 @@ def _explain(runs: Sequence[Shown]) -> str:
                 "and ours minus the paper's."
             )
         lines += [f"{_prefix(shown, several)}{_say(remark)}" for remark in (shown.paper.remarks if shown.paper else ())]
+    lines += [f"{_say(shown.name)}: no method has finished." for shown in runs if not _has_scores(shown)]
     return f'<div class="remarks">{_list_items(lines)}</div>'
 
 
@@ -459,18 +484,18 @@ def _say_duration(seconds: float) -> str:
 
 def _embed(values: object) -> str:
     """As JSON that can stand inside a script: without "<", and without numbers that JSON has not."""
-    said = json.dumps(_shorten(values), separators=(",", ":"), allow_nan=False)
+    said = json.dumps(_drop_strange(values), separators=(",", ":"), allow_nan=False)
     return said.replace("<", "\\u003c")
 
 
-def _shorten(value: Any) -> Any:
-    """Five digits are more than a chart shows."""
+def _drop_strange(value: Any) -> Any:
+    """Numbers that are none become None. The others keep all digits, for rounding twice is not rounding once."""
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _shorten(each) for key, each in value.items()}
+        return {key: _drop_strange(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_shorten(each) for each in value]
+        return [_drop_strange(each) for each in value]
     return value
 
 
@@ -524,12 +549,19 @@ def _join_losses(all_losses: Sequence[Losses], names: Mapping[str, str]) -> list
     return lines
 
 
+def _is_drawn(record: Mapping[str, Any]) -> bool:
+    return str(record.get("id", "")).startswith(DRAWN)
+
+
+def _name_undrawn(records: Sequence[Mapping[str, Any]]) -> str:
+    names = [_say(record["id"]) for record in records if record.get("id") and not _is_drawn(record)]
+    return f" Not drawn here: {', '.join(names)}; see their PNG files." if names else ""
+
+
 def _pick_figures(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Those that page.js can draw."""
     picked = []
-    for record in records:
-        if not str(record.get("id", "")).startswith(DRAWN):
-            continue
+    for record in filter(_is_drawn, records):
         data = record["data"]
         methods = {method: name_method(method) for method in data.get("curves", ())}
         picked.append(
