@@ -340,7 +340,7 @@ def describe_settings(config: Measured, trained: str = "") -> str:
         config["net"],
         f"{config['clients']} clients",
         f"Dirichlet {config['dirichlet']:g}",
-        trained or f"{config['rounds']} rounds",
+        trained or f"{config['rounds']} round{'s' if config['rounds'] != 1 else ''}",
         seeds,
     ]
     if config.get("standardize"):  # files that are older do not say
