@@ -23,6 +23,7 @@ from . import cells
 from .data import Losses, Page, Shown
 
 LONGEST = 4000  # letters of a user's text
+LONG = 30  # rows of a table that scrolls by itself, so that its head stays in sight
 POINTS = 400  # of a line of losses
 DRAWN = ("alpha-beta", "interpolation-", "curves-")  # how the ids of figures begin that page.js can draw
 SEVERITY = re.compile(r"severity(\d+)")
@@ -295,7 +296,8 @@ def _show_results(runs: Sequence[Shown]) -> str:
         "</select></label></div>"
     )
     table = (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Results of all methods">'
+        f'<div class="scroll{" long" if len(rows) > LONG else ""}" tabindex="0" role="region" '
+        'aria-label="Results of all methods">'
         '<table id="results-table" data-show="mean">'
         f"<caption><span>{_write_caption(runs)}</span></caption>"
         f"<thead><tr>{head}</tr></thead><tbody>\n{chr(10).join(lines)}\n</tbody></table></div>"
