@@ -1,10 +1,12 @@
 """The page in a real browser: what its script does, what it asks of the network, and who can use it."""
 
+import json
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
+from fedthe import cli
 from fedthe.report.data import Clients, Page, Score
 from fedthe.report.page import write_page
 from report_pages import make_page, make_shown
@@ -14,9 +16,15 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 @contextmanager
 def open_page(browser, page, folder, width=1200, **settings):
+    """A page, written and opened."""
+    write_page(page, folder / "page.html")
+    with open_file(browser, folder / "page.html", width, **settings) as opened:
+        yield opened
+
+
+@contextmanager
+def open_file(browser, path, width=1200, **settings):
     """An opened page, which must not complain, and must ask for nothing but itself."""
-    path = folder / "page.html"
-    write_page(page, path)
     context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
     opened = context.new_page()
     trouble = []
@@ -60,6 +68,41 @@ def look_for_violations(page):
     # the inside of a chart is an image to it, and large
     found = Axe().run(page, context={"exclude": [[".chart svg"]]}).response["violations"]
     return [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")]
+
+
+def test_the_demo_ends_with_a_page_that_shows_its_clients(browser, fedthe, tmp_path, monkeypatch):
+    """From the command to the browser: real clients, heads, curves and examples."""
+    small = {"rounds": 2, "curve": [1], "samples": 4, "clients": 4, "batch": 256, "methods": ["fedavg_ft", "fedthe"]}
+    monkeypatch.setattr(cli, "DEMO", cli.DEMO | small)
+    fedthe("demo", "-o", tmp_path / "demo")
+    rows = [json.loads(line) for line in (tmp_path / "demo" / "results.jsonl").read_text().splitlines()]
+    with open_file(browser, tmp_path / "demo" / "report.html") as page:
+        assert page.locator("h1").inner_text() == "demo"
+        click_row(page, page.locator("#clients .chart").first, 2, 4)
+        page.wait_for_selector("#client h3:has-text('Client 2, seed 0')")
+        own = read_table(page.locator("#client table").first)
+        mine = [row["accuracy"] for row in rows if (row["method"], row["client"]) == ("fedthe", 2)]
+        assert [row[3] for row in own[1:]] == [f"{percent:.1f}" for percent in mine]
+        names = page.locator("#results-table tbody th")
+        page.locator("#results-table th", has_text="original").first.get_by_role("button").click()
+        means = {
+            m: [row["accuracy"] for row in rows if (row["method"], row["test"]) == (m, "original")]
+            for m in small["methods"]
+        }
+        best = max(means, key=lambda method: sum(means[method]))
+        assert names.first.inner_text() == {"fedavg_ft": "FedAvg + FT", "fedthe": "FedTHE"}[best]
+        scroll_through(page)
+        assert page.locator("#curves .chart").count() == 6 + 1  # a panel for every test, and the loss
+        images = page.locator("#examples img")
+        assert images.count() >= 6 * 4
+        assert images.evaluate_all("(all) => all.every((image) => image.naturalWidth === 24)")
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.get_by_role("combobox", name="Theme").select_option("dark")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+        for width in (1200, 400):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            page.screenshot(path=tmp_path / f"demo-{width}.png", full_page=True)
 
 
 def test_a_client_is_chosen_by_mouse_and_by_keyboard(browser, tmp_path):
