@@ -40,7 +40,7 @@ app = typer.Typer(
 data = typer.Typer(help="Datasets: list, fetch, verify, and show how they become a benchmark.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
-# Small enough for two minutes on two cores, large enough to show what the paper shows.
+# Small enough for two and a half minutes on two cores, large enough to show what the paper shows.
 DEMO = {
     "name": "demo",
     "dataset": "glyphs",
