@@ -19,7 +19,7 @@ from rich.console import Console
 from fedthe.errors import InputError
 from fedthe.live import FILE, SILENCE, Live, Recorder, Step
 from fedthe.report import watch as watching
-from fedthe.report.watch import collect_scores, estimate_left, find_pace, is_silent, say_seconds, show, watch
+from fedthe.report.watch import collect_scores, estimate_left, find_pace, is_over, is_silent, say_seconds, show, watch
 
 TESTS = ("original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc")
 
@@ -254,15 +254,58 @@ with recording(folder, trainings=1, answers=1) as recorder:
 """
 
 
-def start_run(folder, *more):
-    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), *more])
+def start_run(folder, *more, script=SCRIPT):
+    folder.mkdir()
+    run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script), str(folder), *more])
     while not (folder / FILE).exists():
         assert run.poll() is None
         time.sleep(0.02)
     return run
 
 
-def test_a_run_is_watched_until_it_is_done(tmp_path):
+TABLE = """
+import sys, time
+from pathlib import Path
+from fedthe.live import FILE, recording
+from fedthe.progress import tell
+
+folder = Path(sys.argv[1])
+for case in ("one", "two"):
+    (folder / FILE).unlink(missing_ok=True)
+    time.sleep(0.2)
+    with recording(folder, trainings=1, answers=1):
+        tell(f"training {case}", 1, 2)
+        time.sleep(0.3)
+        tell(f"training {case}", 2, 2)
+    time.sleep(0.5)
+"""
+
+
+def test_the_next_run_of_a_process_is_watched_too(tmp_path, monkeypatch):
+    """As those of a table, which has several cases."""
+    monkeypatch.setattr(watching, "LINGER", 2.0)
+    folder = tmp_path / "run"
+    run = start_run(folder, script=TABLE)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    try:
+        watch(folder, console, every=0.05)
+    finally:
+        assert run.wait(60) == 0
+    assert "training one" in console.file.getvalue()
+    assert "training two" in console.file.getvalue()
+
+
+def test_what_is_over():
+    live = make_live(state="done")
+    assert not is_over(live, 1001)
+    assert is_over(live, 1000 + 2 * watching.LINGER)
+    assert is_over(replace(live, pid=2**70), 1001)  # no such process
+    assert is_over(replace(live, state="stopped"), 1001)
+    assert not is_over(replace(live, state="running"), 1001)
+
+
+def test_a_run_is_watched_until_it_is_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "LINGER", 0.0)  # a child that ended is there until it is waited for
     folder = tmp_path / "run"
     run = start_run(folder)
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InputError
 from ..live import SILENCE, Live, Step, count_trainings, read_progress
 from ..text import clean
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 COLOURS = {"running": "cyan", "done": "green", "stopped": "yellow", "failed": "red", "silent": "red"}
 RECENT = 4  # steps that are listed after they are done
 WIDTH = 80  # of bars and lists, which are harder to read where they are wider
+MOMENT = 0.5  # seconds
+LINGER = 10.0  # seconds that a run is watched after it is done, while its process is there
 NAME = 18  # letters of a method or a test, so that several columns fit
 Scores = dict[str, dict[str, float]]  # percent right, by method and test
 
@@ -42,17 +45,33 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
         while True:
             live, now = _read(folder)
             screen.update(show(live, folder, now), refresh=True)
-            if live.state != "running" or is_silent(live, now):
+            if is_over(live, now):
                 return
             time.sleep(every)
 
 
 def _read(folder: Path) -> tuple[Live, float]:
     """How far it is, and the time. What ended between a look at the file and one at the process is read again."""
-    live = read_progress(folder)
+    live = _read_again(folder)
     if is_silent(live, time.time()):
-        live = read_progress(folder)
+        live = _read_again(folder)
     return live, time.time()
+
+
+def _read_again(folder: Path) -> Live:
+    """A run that begins takes the file of the one before it away for a moment."""
+    try:
+        return read_progress(folder)
+    except InputError:
+        time.sleep(MOMENT)
+        return read_progress(folder)
+
+
+def is_over(live: Live, now: float) -> bool:
+    """Whether there is nothing more to see. A process that is done with one run may begin the next, as tables do."""
+    if live.state == "running":
+        return is_silent(live, now)
+    return live.state != "done" or now - live.updated > LINGER or _is_gone(live)
 
 
 def is_silent(live: Live, now: float) -> bool:
