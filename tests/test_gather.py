@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -142,6 +142,16 @@ def test_a_curve_is_what_runs_of_fewer_rounds_measure(results, shown, tmp_path):
             assert curve.rounds == [1, 2, 3]
             assert (curve.mean[1], curve.std[1]) == (mean, std)
             assert curve.mean[2] == results.table()[method][test]
+
+
+def test_a_curve_changes_nothing_at_the_end(results, tmp_path):
+    plain = fedthe.run(results.config, out=tmp_path, curve=[])
+    assert plain.answers == results.answers  # of the same trainings, by their names
+    for one, other in zip(plain.rows, results.rows, strict=True):
+        assert replace(one, ms_per_sample=0.0) == replace(other, ms_per_sample=0.0)
+    for seed in (0, 1):
+        ours, theirs = load_samples(plain, "fedthe", seed), load_samples(results, "fedthe", seed)
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours | theirs)
 
 
 def test_losses_are_of_every_round_and_training(results, shown):

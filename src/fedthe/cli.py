@@ -61,7 +61,7 @@ DEMO = {
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Name = Annotated[str, typer.Argument(help="A dataset of `fedthe data list`.")]
 Tensorboard = Annotated[Path | None, typer.Option(help="Write the results to this folder for TensorBoard, too.")]
-Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Log the results to this MLflow server, too.")]
+Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Log to MLflow, too: sqlite:///FILE or http://HOST.")]
 
 
 def main() -> None:
