@@ -44,6 +44,15 @@ METHODS = {
     "fedthe": "FedTHE",
     "fedthe_plus": "FedTHE+",
 }
+FIGURE_CONFIG = {  # of a made-up record of `fedthe figure`
+    "dataset": "glyphs",
+    "net": "cnn",
+    "clients": 2,
+    "dirichlet": 0.1,
+    "rounds": 3,
+    "seeds": [0],
+    "samples": None,
+}
 TWO_HEADS = ("fedthe", "fedthe_plus")
 
 

@@ -9,7 +9,7 @@ import pytest
 from fedthe import cli
 from fedthe.report.data import Clients, Page, Score
 from fedthe.report.page import write_page
-from report_pages import make_page, make_shown
+from report_pages import FIGURE_CONFIG, make_page, make_shown
 
 EVIL = "<img src=x onerror=alert(1)>"
 
@@ -381,15 +381,6 @@ def test_without_a_script_the_tables_are_there(browser, tmp_path):
 def make_figures():
     """Records as `fedthe figure` writes them."""
     tests = {"original": "original", "ooc": "out-of-client"}
-    config = {
-        "dataset": "glyphs",
-        "net": "cnn",
-        "clients": 2,
-        "dirichlet": 0.1,
-        "rounds": 3,
-        "seeds": [0],
-        "samples": None,
-    }
     flat = {test: {"mean": 50.0, "std": 1.0} for test in tests}
     over_e = {test: {"mean": [40.0, 60.0, 50.0], "std": [1.0] * 3} for test in tests}
     curves = {
@@ -401,4 +392,4 @@ def make_figures():
         "interpolation-heads": {"e": [0.0, 0.5, 1.0], "shared": over_e, "best": flat, "fedthe": flat},
         "curves-dir0.1": {"rounds": [1, 2], "curves": curves, "speed": {}},
     }
-    return [{"id": id, "title": id, "tests": tests, "config": config, "data": each} for id, each in data.items()]
+    return [{"id": id, "title": id, "tests": tests, "config": FIGURE_CONFIG, "data": each} for id, each in data.items()]

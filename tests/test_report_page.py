@@ -10,7 +10,7 @@ import pytest
 from fedthe.errors import InputError
 from fedthe.report.data import Clients, Cost, Page, Paper, Score
 from fedthe.report.page import render, write_page
-from report_pages import make_page, make_shown
+from report_pages import FIGURE_CONFIG, make_page, make_shown
 
 EVIL = "<img src=x onerror=alert(1)>"
 SAFE = "&lt;img src=x onerror=alert(1)&gt;"
@@ -220,16 +220,7 @@ def test_losses_are_averaged_over_seeds_and_thinned():
 
 
 def test_figures_that_cannot_be_drawn_are_named():
-    config = {
-        "dataset": "glyphs",
-        "net": "cnn",
-        "clients": 2,
-        "dirichlet": 0.1,
-        "rounds": 3,
-        "seeds": [0],
-        "samples": None,
-    }
-    record = {"id": "alpha-beta", "title": "By alpha", "tests": {"ooc": "ooc"}, "config": config, "data": {}}
+    record = {"id": "alpha-beta", "title": "By alpha", "tests": {"ooc": "ooc"}, "config": FIGURE_CONFIG, "data": {}}
     page, data = show(make_small(), figures=[record, {"id": "features"}, {}])
     assert "figures" in list_links(page)
     assert [figure["id"] for figure in data["figures"]] == ["alpha-beta"]

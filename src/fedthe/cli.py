@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .config import Config
     from .data.plan import Federation
     from .experiment import Results
-    from .report.data import Page, Shown
+    from .report.data import Page
     from .study.tables import Table as PaperTable
 
 app = typer.Typer(
@@ -441,8 +441,10 @@ def compare(
     from .report.gather import gather
     from .report.page import write_page
 
-    both = [_only_one(gather([path]).shown, path) for path in (a, b)]
-    compared = compare(*both)
+    both = gather([a, b])
+    if len(both.shown) != 2:
+        raise InputError(f"{a} and {b} hold {len(both.shown)} experiments; name two of them.")
+    compared = compare(*both.shown)
     if as_json:
         print(json.dumps(asdict(compared)))
     else:
@@ -450,14 +452,8 @@ def compare(
         for remark in list_remarks(compared):
             _stdout().print(remark, soft_wrap=True, markup=False, highlight=False)
     if out:
-        write_page(gather([a, b]), out)
+        write_page(both, out)
         print(f"written to {out}", file=sys.stderr if as_json else sys.stdout)
-
-
-def _only_one(shown: Sequence[Shown], path: Path) -> Shown:
-    if len(shown) != 1:
-        raise InputError(f"{path} holds {len(shown)} experiments; name one of them.")
-    return shown[0]
 
 
 @app.command()

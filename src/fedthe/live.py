@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from . import store
 from .errors import Failed, InputError
 from .progress import listening
-from .text import clean
+from .text import clean, flatten
 
 T = TypeVar("T")
 FILE = "progress.json"
@@ -87,7 +87,7 @@ class Recorder:
     def add_failure(self, why: str) -> None:
         """An answer that will not come."""
         with self._lock:
-            self._change(False, failures=(*self.live.failures, clean(" ".join(why.split()), 300)))
+            self._change(False, failures=(*self.live.failures, flatten(why, 300)))
 
     def beat(self) -> None:
         """Write what waits; and now and then the same again, as a sign of life."""
@@ -159,7 +159,7 @@ def _find_open(steps: Sequence[Step], what: str, done: int, total: int) -> int |
 
 def _say_error(error: BaseException) -> str:
     """Why, in a line."""
-    words = clean(" ".join(str(error).split()), 300)
+    words = flatten(error, 300)
     return (
         words if isinstance(error, InputError | Failed) and words else f"{type(error).__name__}: {words}".rstrip(": ")
     )

@@ -13,6 +13,16 @@ def clean(name: str, limit: int = 60) -> str:
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"
 
 
+def flatten(text: object, limit: int) -> str:
+    """A text of several lines as one, and fit to be shown."""
+    return clean(" ".join(str(text).split()), limit)
+
+
+def say_value(value: object) -> str:
+    """A setting as a person would type it."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def find_nearest(word: str, known: Iterable[str]) -> str:
     """A hint to append to "... is unknown": the nearest known word, or all of them."""
     known = list(known)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,9 +16,15 @@ def average(scores: Mapping[str, Score]) -> float:
     return fmean(score.mean for score in scores.values())
 
 
+def average_of(shown: Shown, method: str) -> float | None:
+    """None for a method that lacks a test: its average would be of something else."""
+    scores = shown.scores.get(method, {})
+    return average(scores) if scores and scores.keys() >= shown.tests.keys() else None
+
+
 def average_all(shown: Shown) -> dict[str, float]:
-    """By method; one that lacks a test is left out, for its average would be of something else."""
-    return {method: average(scores) for method, scores in shown.scores.items() if scores.keys() >= shown.tests.keys()}
+    """By method, of those that have one."""
+    return {method: mean for method in shown.scores if (mean := average_of(shown, method)) is not None}
 
 
 def pick_best(numbers: Mapping[str, float]) -> set[str]:
@@ -75,6 +81,17 @@ def say_passes(cost: Cost | None) -> str:
     if cost is None or cost.forward is None:
         return NOTHING
     return f"{cost.forward:g} + {cost.backward:g}" if cost.backward else f"{cost.forward:g}"
+
+
+def number_names(names: Sequence[str]) -> list[str]:
+    """Names that stand for several get a number, so that a reader can tell them apart."""
+    return [f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def find_free(name: str, taken: Sequence[str]) -> str:
+    """The name, or the first of name-2, name-3 and so on that is not taken."""
+    names = [name, *(f"{name}-{i}" for i in range(2, len(taken) + 2))]
+    return next(each for each in names if each not in taken)
 
 
 def list_settings(shown: Shown) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..text import clean
+from ..text import clean, say_value
 from . import cells
 from .data import Shown
 from .formats import LONGEST, escape_markdown, write_markdown_table
@@ -49,7 +49,8 @@ class Comparison:
 
 def compare(a: Shown, b: Shown) -> Comparison:
     """What b is above a, for every method and test that both have."""
-    names = _name_apart(clean(a.name), clean(b.name))
+    first, second = cells.number_names([clean(a.name), clean(b.name)])
+    names = first, second
     seeds, apart = _match_seeds(a, b)
     methods = _share("method", names, a.methods, b.methods, (a.scores, b.scores))
     tests = _share("test", names, a.tests, b.tests, (_list_tests(a), _list_tests(b)))
@@ -138,11 +139,7 @@ def _say_more(change: Change) -> str:
 def _say_setting(value: Any) -> str:
     if _is_unset(value):
         return UNSET
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _name_apart(a: str, b: str) -> tuple[str, str]:
-    return (a, b) if a != b else (f"{a} (1)", f"{b} (2)")
+    return say_value(value)
 
 
 def _match_seeds(a: Shown, b: Shown) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..text import clean
+from ..text import flatten
 from . import cells
 from .data import Page, Paper, Shown
 
@@ -234,8 +234,7 @@ def _split(name: str) -> tuple[str, str]:
 def _make_label(name: str, taken: Sequence[str]) -> str:
     """A label of letters that LaTeX takes, and one that no other table of the page has."""
     plain = "tab:" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run")
-    labels = [plain, *(f"{plain}-{i}" for i in range(2, len(taken) + 2))]
-    return next(label for label in labels if label not in taken)
+    return cells.find_free(plain, taken)
 
 
 def escape_markdown(text: str) -> str:
@@ -247,8 +246,7 @@ def _escape_latex(text: str) -> str:
 
 
 def _flatten(text: str) -> str:
-    """One line without control characters."""
-    return clean(" ".join(text.split()), LONGEST)
+    return flatten(text, LONGEST)
 
 
 def _disarm(text: str) -> str:

@@ -24,6 +24,7 @@ from ..study.reproduce import FORMAT, FREE, find_comparable, list_clients, time_
 from ..study.show import list_remarks
 from ..study.tables import SEVERITY, Case, Table, find_table, load_tables, method_of, plan_cases
 from ..text import clean
+from .cells import number_names
 from .data import BINS, Clients, Cost, Curve, Example, Losses, Page, Paper, Percents, Score, Shown, Weights
 
 HEADS = ("global", "personal")
@@ -47,16 +48,8 @@ def gather(paths: Sequence[Path]) -> Page:
                 shown.append(show_record(record))
     names = [each.name for each in shown] or [str(each["title"]) for each in figures]
     several = f"{len(names)} {'experiments' if shown else 'figures'}"
-    return Page(names[0] if len(names) == 1 else several, _name_apart(shown), figures)
-
-
-def _name_apart(shown: Sequence[Shown]) -> list[Shown]:
-    """Experiments of one name get a number, so that a reader can tell them apart."""
-    names = [each.name for each in shown]
-    return [
-        replace(each, name=f"{each.name} ({names[: i + 1].count(each.name)})") if names.count(each.name) > 1 else each
-        for i, each in enumerate(shown)
-    ]
+    apart = [replace(each, name=name) for each, name in zip(shown, number_names(names), strict=False)]
+    return Page(names[0] if len(names) == 1 else several, apart, figures)
 
 
 def _read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -83,6 +76,7 @@ def show_results(results: Results) -> Shown:
     samples = {(file.method, file.seed): file.samples for file in _read_answers(results)}
     clients = list_clients(results)
     ms = time_samples(results)
+    manifests = {seed: _read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
     return Shown(
         name=clean(config.name if config.out is None else folder.name),
         sentence=_say_what_ran(config, results.methods, results.environment),
@@ -92,10 +86,10 @@ def show_results(results: Results) -> Shown:
         scores=_score(clients),
         costs={method: _describe_cost(ms.get(method), results.costs.get(method, {})) for method in results.methods},
         paper=find_paper(results),
-        classes=_read_classes(folder, results.manifests),
+        classes=next((manifest["pool"]["classes"] for manifest in manifests.values() if manifest), []),
         clients={
             str(seed): Clients(
-                _read_mix(folder, seed, digest),
+                [client["classes"] for client in manifest["clients"]] if manifest else [],
                 _pick_seed(clients, seed),
                 {
                     method: heads
@@ -103,7 +97,7 @@ def show_results(results: Results) -> Shown:
                     if (heads := _score_heads(samples.get((method, seed), {}), results.tests, config.clients))
                 },
             )
-            for seed, digest in results.manifests.items()
+            for seed, manifest in manifests.items()
         },
         weights={
             method: weights
@@ -297,16 +291,6 @@ def _read_manifest(folder: Path, seed: int, digest: str) -> dict[str, Any] | Non
     return manifest if isinstance(manifest, dict) and store.content_hash(manifest) == digest else None
 
 
-def _read_mix(folder: Path, seed: int, digest: str) -> list[list[int]]:
-    manifest = _read_manifest(folder, seed, digest)
-    return [client["classes"] for client in manifest["clients"]] if manifest else []
-
-
-def _read_classes(folder: Path, manifests: Mapping[int, str]) -> list[str]:
-    found = (_read_manifest(folder, seed, digest) for seed, digest in manifests.items())
-    return next((manifest["pool"]["classes"] for manifest in found if manifest), [])
-
-
 def _score_heads(samples: Samples, tests: Sequence[str], clients: int) -> dict[str, dict[str, Percents]]:
     """By test and head: percent right of every client, where both heads' answers are known."""
     scored: dict[str, dict[str, Percents]] = {}
@@ -397,7 +381,7 @@ def _pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples])
 
 
 def _take_sample(samples: Samples, where: str, i: int) -> dict[str, Any]:
-    return {name.removeprefix(where): values[i] for name, values in samples.items() if name.startswith(where)}
+    return {name: samples[where + name][i] for name in ("answer", *HEADS, "e") if where + name in samples}
 
 
 def _encode(image: np.ndarray) -> str:

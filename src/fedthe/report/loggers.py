@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 
 from ..errors import InputError
 from ..store import make_folder, whole_file
-from ..text import clean
-from .cells import list_settings
+from ..text import clean, flatten
+from .cells import find_free, list_settings
 from .data import BINS, Page, Shown, Weights
 
 EVENTS = "events.out.tfevents.fedthe"  # one name, so that a run written again takes its own place
@@ -71,7 +71,7 @@ def write_tensorboard(page: Page, folder: Path) -> None:
     make_folder(folder)
     taken: list[str] = []
     for shown in page.shown:
-        taken.append(_tell_apart(re.sub(r"[^\w.-]+", "-", clean(shown.name)).strip(".-") or "run", taken))
+        taken.append(find_free(re.sub(r"[^\w.-]+", "-", clean(shown.name)).strip(".-") or "run", taken))
         _write_events(shown, folder / taken[-1])
 
 
@@ -137,7 +137,7 @@ def write_mlflow(page: Page, uri: str) -> None:
             for shown in page.shown:
                 _log_run(client, entities, experiment, shown)
         except Exception as error:  # of the network, the database or the server: no closed list
-            why = clean(" ".join(_hide_password(str(error), uri).split()), 200)
+            why = flatten(_hide_password(str(error), uri), 200)
             raise InputError(f"cannot log to MLflow at {place} ({why}); see that it runs and takes runs.") from None
 
 
@@ -171,11 +171,6 @@ def _number(found: re.Match[str]) -> str:
 
 def _shorten(text: str, limit: int) -> str:
     return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
-
-
-def _tell_apart(name: str, taken: Sequence[str]) -> str:
-    names = [name, *(f"{name}-{i}" for i in range(2, len(taken) + 2))]
-    return next(each for each in names if each not in taken)
 
 
 def _load(module: str, needed: str) -> Any:

@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 
 from ..errors import InputError
 from ..store import whole_file
-from ..study.draw import METHODS, MORE_COLOURS, OTHERS, TEST_COLOURS, describe_settings, name_method
-from ..text import clean
+from ..study.draw import METHODS, OTHERS, colour_of, describe_settings, look_up, name_method
+from ..text import flatten
 from . import cells
 from .data import Losses, Page, Shown
 
@@ -71,8 +71,7 @@ def _read(name: str) -> str:
 
 
 def _tidy(text: object) -> str:
-    """A user's text in one line, without what a page cannot hold."""
-    return clean(" ".join(str(text).split()), LONGEST)
+    return flatten(text, LONGEST)
 
 
 def _say(text: object) -> str:
@@ -342,7 +341,7 @@ def _fill_cell(shown: Shown, method: str, test: str) -> _Cell:
 
 
 def _fill_average(shown: Shown, method: str) -> _Cell:
-    mean = cells.average_all(shown).get(method)
+    mean = cells.average_of(shown, method)
     if len(shown.tests) < 2 or not _is_known(mean):
         return NOTHING
     return _Cell(mean, _number(mean), _average_worst(shown, method))
@@ -520,18 +519,15 @@ def _pick_run(shown: Shown) -> dict[str, Any]:
 def _look_up_methods(methods: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Colours as in all other pictures; those without one are given some, with other dashes and symbols each turn."""
     strange = [method for method in methods if method not in METHODS]
-    looks: dict[str, dict[str, Any]] = {}
-    for method, name in methods.items():
-        turn, i = divmod(strange.index(method), len(OTHERS)) if method in strange else (-1, 0)
-        colour = OTHERS[i] if method in strange else METHODS[method][1]
-        looks[method] = {"name": _tidy(name), "colour": colour, "turn": turn + 1}
-    return looks
+    turns = {method: 1 + i // len(OTHERS) for i, method in enumerate(strange)}
+    return {
+        method: {"name": _tidy(methods[method]), "colour": colour, "turn": turns.get(method, 0)}
+        for method, (_, colour) in look_up(methods).items()
+    }
 
 
 def _look_up_tests(tests: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    strange = [test for test in tests if test not in TEST_COLOURS]
-    colours = {test: MORE_COLOURS[i % len(MORE_COLOURS)] for i, test in enumerate(strange)} | TEST_COLOURS
-    return {test: {"name": _tidy(title), "colour": colours[test]} for test, title in tests.items()}
+    return {test: {"name": _tidy(title), "colour": colour_of(test, tests)} for test, title in tests.items()}
 
 
 def _join_losses(all_losses: Sequence[Losses], names: Mapping[str, str]) -> list[dict[str, Any]]:

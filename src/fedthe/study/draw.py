@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ def draw_curves(measured: Measured, path: Path) -> None:
     data, titles = measured["data"], measured["tests"]
     curves, rounds = data["curves"], data["rounds"]
     tests = [test for test in titles if any(test in scores for scores in curves.values())]
-    looks = _look_up(curves)
+    looks = look_up(curves)
     count = len(tests) + bool(data["speed"])
     figure, axes = _make_panels(count, columns=4 if count > 6 else 3)
     for panel, test in zip(axes, tests, strict=False):
@@ -136,7 +136,7 @@ def draw_leak(measured: Measured, path: Path) -> None:
 
 def _draw_gains(measured: Measured, label: str, path: Path) -> None:
     gains = measured["data"]["gains"]
-    bars = {name: (colour, gains[method]) for method, (name, colour) in _look_up(gains).items()}
+    bars = {name: (colour, gains[method]) for method, (name, colour) in look_up(gains).items()}
     _draw_bars(measured, bars, label, path)
 
 
@@ -162,7 +162,7 @@ def _draw_bars(
     panel.axhline(0, color="#444444", lw=0.8)
     panel.set_xticks(range(len(tests)), [_fold(measured["tests"][test]) for test in tests], parse_math=False)
     for tick, test in zip(panel.get_xticklabels(), tests, strict=True):
-        tick.set_color(_colour_of(test, measured))
+        tick.set_color(colour_of(test, measured["tests"]))
     panel.tick_params(axis="x", length=0)
     panel.set_ylabel(label)
     panel.grid(axis="y", color="#e5e5e5", lw=0.6)
@@ -223,7 +223,7 @@ def draw_weights(measured: Measured, path: Path) -> None:
     tests = [test for test in measured["tests"] if test in data["weights"]["fedthe"]]
     figure, axes = _make_panels(len(tests))
     for panel, test in zip(axes, tests, strict=False):
-        colour = _colour_of(test, measured)
+        colour = colour_of(test, measured["tests"])
         for method, name in names.items():
             each = data["weights"][method][test]
             filled = method == "fedthe"
@@ -255,10 +255,10 @@ def draw_features(measured: Measured, path: Path) -> None:
         for test in tests:
             for marker, client in zip(MARKERS, clients, strict=False):
                 x, y = places[(of_test == test) & (of_client == client)].T
-                panel.scatter(x, y, 14, _colour_of(test, measured), marker=marker, alpha=0.65, linewidths=0)
+                panel.scatter(x, y, 14, colour_of(test, measured["tests"]), marker=marker, alpha=0.65, linewidths=0)
         panel.set(xticks=[], yticks=[])
         panel.set_title(title, fontsize=10)
-    names = {measured["tests"][test]: ("o", _colour_of(test, measured)) for test in tests}
+    names = {measured["tests"][test]: ("o", colour_of(test, measured["tests"])) for test in tests}
     names |= {f"client {k}": (marker, "#777777") for marker, k in zip(MARKERS, clients, strict=False)}
     handles = [Line2D([], [], ls="", marker=marker, color=colour) for marker, colour in names.values()]
     _put_legend(figure, handles, list(names))
@@ -279,17 +279,18 @@ def name_method(method: str) -> str:
     return METHODS[method][0] if method in METHODS else NAMES.get(method, clean(method))
 
 
-def _look_up(methods: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def look_up(methods: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The name and the colour of each method; those that have none are given some."""
     strange = [method for method in methods if method not in METHODS]
     given = {method: (name_method(method), OTHERS[i % len(OTHERS)]) for i, method in enumerate(strange)}
     return {method: METHODS[method] if method in METHODS else given[method] for method in methods}
 
 
-def _colour_of(test: str, measured: Measured) -> str:
+def colour_of(test: str, tests: Iterable[str]) -> str:
+    """Of one of the tests that are shown; natural shifts by other names share some colours."""
     if test in TEST_COLOURS:
         return TEST_COLOURS[test]
-    strange = [each for each in measured["tests"] if each not in TEST_COLOURS]
+    strange = [each for each in tests if each not in TEST_COLOURS]
     return MORE_COLOURS[strange.index(test) % len(MORE_COLOURS)]
 
 
@@ -321,7 +322,7 @@ def _put_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -
 
 
 def _head(panel: Axes, measured: Measured, test: str, grid: bool = True) -> None:
-    panel.set_title(measured["tests"][test], fontsize=10, color=_colour_of(test, measured), parse_math=False)
+    panel.set_title(measured["tests"][test], fontsize=10, color=colour_of(test, measured["tests"]), parse_math=False)
     if grid:
         panel.grid(color="#e5e5e5", lw=0.6)
         panel.spines[["top", "right"]].set_visible(False)

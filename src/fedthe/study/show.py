@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..text import say_value
 from .bill import Bill
 from .tables import AVERAGE, Table
 
@@ -46,16 +47,12 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
         remarks.append("Not the paper's data, so nothing is compared.")  # the paper's table, or one of ours
-    changed = [f"{name} {_show(ours)} ({_show(papers)})" for name, (ours, papers) in record["changed"].items()]
+    changed = [f"{name} {say_value(ours)} ({say_value(papers)})" for name, (ours, papers) in record["changed"].items()]
     if changed:
         remarks.append(f"Not the paper's settings: {', '.join(changed)}.")
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
-
-
-def _show(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def lay_out_list(tables: Iterable[Table]) -> Grid:
