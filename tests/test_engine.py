@@ -12,9 +12,10 @@ from fedthe.engine import train as engine
 from fedthe.engine.fit import Fit, Optimizer, crop
 from fedthe.engine.loop import Loop
 from fedthe.engine.loop import make_fit as fit_of
+from fedthe.engine.server import Diverged
 from fedthe.engine.shards import Shards
 from fedthe.engine.train import deploy, sample_clients, start, train
-from fedthe.engine.visit import Diverged, Run, Training
+from fedthe.engine.visit import Run, Training
 from fedthe.methods.base import Method
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.nets.cnn import CNN
@@ -173,7 +174,7 @@ def test_participation_samples_clients_and_the_others_keep_their_state():
 
 def test_a_loss_that_is_not_finite_stops_with_round_client_and_loss():
     shards = Shards(federation())
-    with pytest.raises(Diverged, match=r"the loss of client \d in round \d+ is (nan|inf)"):
+    with pytest.raises(Diverged, match=r"client \d in round \d+: the loss is (nan|inf)"):
         train(Method(NET), shards, Training(rounds=9, local_epochs=3, optimizer=Optimizer(lr=1e4)), seed=0)
 
 

@@ -14,7 +14,6 @@ from fedthe.engine import loop
 from fedthe.engine import train as engine
 from fedthe.errors import InputError
 from fedthe.methods import METHODS
-from fedthe.methods.base import Method
 from fedthe.methods.finetune import FineTune
 from fedthe.nets.cnn import CNN
 
@@ -156,7 +155,7 @@ def test_ctrl_c_in_training_leaves_a_run_to_go_on_with(methods, call, data, tmp_
     whole = fedthe.run(out=str(tmp_path / "whole"), **settings)
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        interrupt(patch, Method, "local", call)
+        interrupt(patch, loop, "visit_one", call)
         with pytest.raises(KeyboardInterrupt):
             fedthe.run(out=str(out), **settings)
     done = call // 3  # whole rounds of three clients
@@ -217,12 +216,11 @@ def test_the_first_samples_of_a_stream_are_answered_alike_however_many_follow(da
         assert read[name, 2].tolist() == read[name, 7][:2].tolist()
 
 
-@pytest.mark.parametrize("kind", ["trainings/*.safetensors", "trainings/*.json", "answers/*.json"])
-@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 40])
-def test_a_damaged_file_is_named_in_one_sentence_and_deleting_it_helps(kind, content, data, tmp_path):
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 40], ids=["empty", "noise"])
+def test_a_damaged_checkpoint_is_refused_in_one_sentence_and_deleting_it_helps(content, data, tmp_path):
     settings = SMALL | {"dataset": data, "methods": ["fedavg"], "out": str(tmp_path / "run")}
     whole = fedthe.run(**settings)
-    (path,) = whole.folder.glob(kind)
+    (path,) = whole.folder.glob("trainings/*.safetensors")
     path.write_bytes(content)
     with pytest.raises(InputError) as refused:
         fedthe.run(**settings)
@@ -232,6 +230,21 @@ def test_a_damaged_file_is_named_in_one_sentence_and_deleting_it_helps(kind, con
     assert "\n" not in said
     path.unlink()
     assert scores(fedthe.run(**settings)) == scores(whole)
+
+
+@pytest.mark.parametrize("kind", ["trainings/*.json", "answers/*.json", "samples/*.npz"])
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 40], ids=["empty", "noise"])
+def test_what_else_is_damaged_is_made_again_with_a_word(kind, content, data, tmp_path):
+    settings = SMALL | {"dataset": data, "methods": ["fedavg"], "out": str(tmp_path / "run")}
+    whole = fedthe.run(**settings)
+    (path,) = whole.folder.glob(kind)
+    path.write_bytes(content)
+    with pytest.warns(UserWarning, match=rf"{path.name} is damaged") as said:
+        again = fedthe.run(**settings)
+    assert scores(again) == scores(whole)
+    assert all("\n" not in str(each.message) for each in said)
+    assert again.reused == (1 if "trainings" in kind else 0)
+    assert fedthe.run(**settings).reused == 1
 
 
 @pytest.mark.parametrize(

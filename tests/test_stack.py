@@ -19,11 +19,12 @@ from fedthe.engine.loop import Loop
 from fedthe.engine.outside import run_outside
 from fedthe.engine.pick import pick_engine
 from fedthe.engine.program import Programs
+from fedthe.engine.server import Diverged
 from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack, plan_chunks_of_few_sizes, plan_even_chunks
 from fedthe.engine.stacked_answers import group_streams, round_up
 from fedthe.engine.train import deploy_some, start, train_round, train_together
-from fedthe.engine.visit import Diverged, Question, Run, Training
+from fedthe.engine.visit import Question, Run, Training
 from fedthe.errors import InputError
 from fedthe.methods import METHODS, STUDIES
 from fedthe.methods.base import Answers, Method, Predictor, each_sample

@@ -39,7 +39,7 @@ from .engine.memory import wait
 from .engine.pick import Kind, Precision, pick_engine
 from .engine.shards import Shards
 from .engine.train import deploy_some, start_from, train_round
-from .engine.visit import Diverged, Engine, Progress, Question, Run, Training
+from .engine.visit import Engine, Progress, Question, Run, Training
 from .errors import Failed, InputError
 from .methods.base import Method
 from .methods.fedthe import FedTHE, FedTHEPlus, TwoHeads, mean_feature
@@ -471,7 +471,7 @@ class Lab:
 
         def work() -> None:
             for r, result in enumerate(train_round(method, runs, settings, reached, engine)):
-                if isinstance(result, Diverged):
+                if isinstance(result, Failed):
                     raise result
                 reached[r] = result
 

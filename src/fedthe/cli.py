@@ -637,6 +637,12 @@ def _print_results(results: Results, as_json: bool, report: Path | None) -> None
         console.print(f"note: {escape(note)}", soft_wrap=True)
     for who, why in results.failures.items():
         console.print(f"failed: {escape(who)}: {escape(why)}", soft_wrap=True)
+    if results.reused:
+        console.print(f"{results.reused} of {len(results.answers)} answers came from disk.", highlight=False)
+    if results.earlier:
+        console.print(
+            f"The results of other settings that were here are in {escape(str(results.earlier))}.", soft_wrap=True
+        )
     folder = escape(str(results.folder))
     console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {folder}", soft_wrap=True)
     _print_report(report)

@@ -69,6 +69,8 @@ class Config:
     engine: Literal["auto", "loop", "stack"] = "auto"  # stack on a GPU, loop on the CPU
     device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
+    threads: int | None = None  # clients at a time on the CPU, one thread each; as many as there are cores
+    tolerate: Literal["stop", "skip"] = "stop"  # a client whose upload cannot be used ends the run, or is left out
     checkpoint_seconds: float = 10.0
     curve: tuple[int, ...] = ()  # rounds after which methods are tested, too: their learning curves
     keep: tuple[int, ...] = ()  # rounds whose checkpoints stay, so that a run of so many rounds need not train
@@ -89,6 +91,8 @@ class Config:
             )
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise InputError(f"threads must be from 1 to 1024, not {self.threads}.")
         if not (0 <= self.checkpoint_seconds < float("inf")):
             raise InputError(f"checkpoint_seconds must not be negative or infinite, but is {self.checkpoint_seconds}.")
         _ = self.training, [self.settings(seed) for seed in self.seeds]  # refuse early what they refuse
@@ -104,7 +108,7 @@ class Config:
             base = OPTIMIZERS["cct4"] if self.optimizer == "adam" else OPTIMIZERS["cnn"]
         given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay")}
         optimizer = replace(base, **{name: value for name, value in given.items() if value is not None})
-        names = ("rounds", "participation", "local_epochs", "personal_epochs", "batch", "flip", "crop")
+        names = ("rounds", "participation", "local_epochs", "personal_epochs", "batch", "flip", "crop", "tolerate")
         return Training(**{name: getattr(self, name) for name in names}, optimizer=optimizer)
 
     def settings(self, seed: int) -> Settings:
@@ -113,6 +117,11 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def measures_as(self, other: Config) -> bool:
+        """Whether both give the same results: they differ at most in where and how it runs."""
+        how = {name: getattr(self, name) for name in ("name", "out", "threads", "checkpoint_seconds", "keep")}
+        return replace(other, **how) == self
 
 
 def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+import traceback
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,8 +34,9 @@ from .engine.memory import measure_peak
 from .engine.pick import pick_engine
 from .engine.shards import Shards
 from .engine.train import deploy_some, put_beside, start, take_apart, train_together
-from .engine.visit import Diverged, Engine, Progress, Question, Run
-from .errors import Failed, InputError
+from .engine.visit import Engine, Progress, Question, Run
+from .errors import Damaged, Failed, InputError, code_of_a_method
+from .fingerprint import fingerprint
 from .live import Recorder, recording
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe, find_sender
@@ -39,6 +44,7 @@ from .methods.fedthe import HeadEnsemble
 from .nets import NETS
 from .nets.net import Net
 from .nets.standardized import standardize
+from .parallel import one_thread_of_torch
 from .progress import tell
 from .store import content_hash
 from .text import find_nearest
@@ -48,7 +54,7 @@ T = TypeVar("T")
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the runs that follow in a process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images of a stream that are kept to look at, and of so many clients
-FORMAT = 2  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
+FORMAT = 3  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,8 @@ class Results:
     curves: Mapping[int, Mapping[str, Mapping[str, tuple[float, float]]]]  # by round, method and test: mean and std
     answers: tuple[str, ...]  # the names of their files, for what is known sample by sample
     examples: str  # the name of the file with images to look at
+    reused: int  # of the answers: those that were there before this run
+    earlier: Path | None  # where results of other settings, which were in this folder, are now
     config: Config
     environment: Mapping[str, Any]
     folder: Path
@@ -122,6 +130,8 @@ class Results:
             "curves": {str(rounds): scores for rounds, scores in self.curves.items()},
             "answers": list(self.answers),
             "examples": self.examples,
+            "reused": self.reused,
+            "earlier": str(self.earlier) if self.earlier else None,
             "manifests": {str(seed): digest for seed, digest in self.manifests.items()},
             "folder": str(self.folder),
             "seconds": self.seconds,
@@ -152,14 +162,15 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     config = make_config((config.as_dict() if config else {}) | settings)
     began, folder = time.perf_counter(), config.folder
     methods, works = _prepare(config)
-    engine = works[0].engine
-    for name in ("results.jsonl", "results.parquet", "summary.json", "trainings.json", "progress.json"):
-        (folder / name).unlink(missing_ok=True)  # they may be of other settings; what they came from stays
-    store.write_json(folder / "config.json", config.as_dict())
-    environment = records.describe_environment(engine.device)
-    store.write_json(folder / "environment.json", environment)
-    for work in works:
-        store.write_json(folder / f"manifest-{work.run.seed}.json", work.federation.manifest)
+    earlier = _keep_earlier(folder, config)
+    about = {
+        "config.json": config.as_dict(),
+        "environment.json": records.describe_environment(works[0].engine),
+        **{f"manifest-{work.run.seed}.json": work.federation.manifest for work in works},
+    }
+    if not (folder / "summary.json").exists():  # else results of the same settings stay until there are new ones
+        for name, value in about.items():
+            store.write_json(folder / name, value)
     natural = works[0].federation.dataset.natural
     curves: dict[int, Any] = {}
     failures: dict[str, str] = {}
@@ -180,22 +191,43 @@ def run(config: Config | None = None, **settings: Any) -> Results:
             costs=done.costs,
             failures=failures | done.failures,
             trainings=done.trainings,
-            notes=tuple(dict.fromkeys(note for work in works for note in work.federation.notes)),
+            notes=tuple(dict.fromkeys(note for work in works for note in (*work.federation.notes, *done.notes))),
             manifests={work.run.seed: work.federation.manifest_hash for work in works},
             names={test: name_shift(test, pool) for test, pool in natural.items()},
             pools={test: pool.name for test, pool in natural.items()},
             curves=curves,
             answers=done.files,
             examples=works[0].keep_examples(),
+            reused=done.reused,
+            earlier=earlier,
             config=config,
-            environment=environment,
+            environment=about["environment.json"],
             folder=folder,
             seconds=time.perf_counter() - began,
         )
         records.write_results(folder, [asdict(row) for row in done.rows])
-        store.write_json(folder / "trainings.json", done.trainings)
-        store.write_json(folder / "summary.json", results.summary())
+        for name, value in {**about, "trainings.json": done.trainings}.items():
+            store.write_json(folder / name, value)  # all of one run, whoever else wrote here meanwhile
+        files = {name: store.file_hash(folder / name) for name in ("results.jsonl", "trainings.json", *about)}
+        store.write_sealed(folder / "summary.json", results.summary() | {"files": files})
     return results
+
+
+def _keep_earlier(folder: Path, config: Config) -> Path | None:
+    """Results of other settings go to a folder of their own; the path of it. What they came from stays where it is."""
+    try:
+        before = make_config(records.read_json(folder / "config.json") or {})
+    except (InputError, TypeError, AttributeError):
+        before = None  # of another version, or damaged
+    if not (folder / "summary.json").exists() or (before is not None and config.measures_as(before)):
+        return None
+    place = folder / "earlier" / store.file_hash(folder / "config.json")[:8]
+    store.make_folder(place)
+    names = ("config.json", "environment.json", "results.jsonl", "results.parquet", "trainings.json", "report.html")
+    for path in (*(folder / name for name in names), *folder.glob("manifest-*.json"), folder / "summary.json"):
+        if path.exists():
+            os.replace(path, place / path.name)
+    return place
 
 
 @dataclass(frozen=True)
@@ -207,6 +239,8 @@ class _Measured:
     failures: dict[str, str]
     trainings: dict[str, dict[str, Any]]
     files: tuple[str, ...]
+    notes: tuple[str, ...]
+    reused: int
 
 
 def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[_Work]]) -> tuple[int, int]:
@@ -218,44 +252,66 @@ def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[_Work]]) -> 
 
 def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Recorder) -> _Measured:
     """Train, deploy and test all methods on all seeds, or take what is there."""
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {}
     failures: dict[str, str] = {}
     trainings: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    reused = 0
+
+    def fail(name: str, work: _Work, error: Failed) -> None:
+        failures[f"{name}, seed {work.run.seed}"] = why = work.keep_traceback(name, error)
+        recorder.add_failure(f"{name}, seed {work.run.seed}: {why}")
+
+    def answer(name: str, work: _Work, key: str, outcome: Progress, wait: bool) -> bool:
+        """Whether it is done: another process may be at it."""
+        nonlocal reused
+        method = methods[name]
+        try:
+            found = work.answer(name, method, key, outcome, wait)
+        except Failed as error:
+            fail(name, work, error)
+            return True
+        if found is None:
+            return False
+        work.forget_traceback(name)
+        file, (content, was_there) = work.name_answer(name, method, key), found
+        answers[name, work.run.seed] = file, content
+        reused += was_there
+        recorder.add_answer(file)
+        return True
+
+    left: list[tuple[str, _Work, str, Progress]] = []  # for others are at it
     for trained, served, work, outcome in _train_all(methods, works):
-        seed, key = work.run.seed, work.key_of(trained)
-        trainings[key] = {"seed": seed, "methods": list(served)}
+        key = work.key_of(trained)
+        trainings[key] = {"seed": work.run.seed, "methods": list(served)}
         if isinstance(outcome, Failed):
             trainings[key]["failed"] = str(outcome)
             for name in served:
-                failures[f"{name}, seed {seed}"] = str(outcome)
-                recorder.add_failure(f"{name}, seed {seed}: {outcome}")
+                fail(name, work, outcome)
             continue
         trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
-        for name, method in served.items():
-            try:
-                answer = work.answer(name, method, key, outcome)
-            except Failed as error:
-                failures[f"{name}, seed {seed}"] = str(error)
-                recorder.add_failure(f"{name}, seed {seed}: {error}")
-            else:
-                file = work.name_answer(name, method, key)
-                answers[file] = answer
-                recorder.add_answer(file)
-    rows = tuple(Row(**row) for answer in answers.values() for row in answer["rows"])
-    costs = {answer["method"]: answer["costs"] for answer in answers.values()}
-    return _Measured(rows, costs, failures, trainings, tuple(answers))
+        notes += [f"{', '.join(served)}, seed {work.run.seed}: {each}" for each in outcome.skipped]
+        left += [(name, work, key, outcome) for name in served if not answer(name, work, key, outcome, wait=False)]
+    for name, work, key, outcome in left:
+        answer(name, work, key, outcome, wait=True)
+    order = [(name, work.run.seed) for name in methods for work in works]
+    found = [answers[each] for each in order if each in answers]
+    rows = tuple(Row(**row) for _, content in found for row in content["rows"])
+    costs = {content["method"]: content["costs"] for _, content in found}
+    return _Measured(rows, costs, failures, trainings, tuple(file for file, _ in found), tuple(notes), reused)
 
 
 def read_results(folder: Path) -> Results:
     """What `run` returned, from what it left behind."""
-    summary, config, environment = (
-        records.read_json(folder / f"{name}.json") for name in ("summary", "config", "environment")
-    )
+    summary, config = store.read_sealed(folder / "summary.json"), records.read_json(folder / "config.json")
     if config is None:
         raise InputError(f"{folder} holds no run; `fedthe run` makes one.")
     if summary is None:
         raise InputError(f"{folder} holds a run that is not finished; the command that began it goes on with it.")
     try:
+        for name, digest in summary["files"].items():
+            if store.file_hash(folder / Path(name).name) != digest:
+                raise ValueError(f"{name} was changed")
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
         return Results(
             rows=tuple(Row(**json.loads(line)) for line in lines),
@@ -269,8 +325,10 @@ def read_results(folder: Path) -> Results:
             curves={int(rounds): _as_cells(scores) for rounds, scores in summary["curves"].items()},
             answers=tuple(summary["answers"]),
             examples=summary["examples"],
+            reused=summary["reused"],
+            earlier=Path(summary["earlier"]) if summary["earlier"] else None,
             config=make_config(config),
-            environment=environment or {},
+            environment=records.read_json(folder / "environment.json"),
             folder=folder,
             seconds=summary["seconds"],
         )
@@ -325,29 +383,55 @@ def deploy_all(config: Config) -> Iterator[Deployed]:
 
 def _train_all(
     methods: Mapping[str, Method], works: Sequence[_Work]
-) -> Iterator[tuple[Method, dict[str, Method], _Work, Progress | Diverged]]:
-    """Every training that methods need, on every seed: whom it serves, and what came of it."""
+) -> Iterator[tuple[Method, dict[str, Method], _Work, Progress | Failed]]:
+    """Every training that methods need, on every seed: whom it serves, and what came of it.
+
+    Those that another process is at come last: by then it may be done with them.
+    """
     trainings = group_by_training(methods)
-    for trained, served in trainings.items():
+    jobs = deque((trained, some) for trained in trainings for some in _split(works, works[0].engine.together))
+    busy = 0
+    while jobs:
+        trained, some = jobs.popleft()
         alike = [each for each in trainings if find_sender(each) == find_sender(trained)]
-        for some in _split(works, works[0].engine.together):
-            if trained is alike[0] and len(alike) > 1:
-                train_beside(some, {each: list(trainings[each]) for each in alike})
-            for work, outcome in zip(some, train_some(some, trained, list(served)), strict=True):
-                yield trained, served, work, outcome
+        if trained is alike[0] and len(alike) > 1:
+            with _hold_all(some, alike, wait=False) as ours:
+                if ours:
+                    train_beside(some, {each: list(trainings[each]) for each in alike})
+        with _hold_all(some, [trained], wait=busy > len(jobs)) as ours:
+            outcomes = train_some(some, trained, list(trainings[trained])) if ours else []
+        if not ours:
+            jobs.append((trained, some))
+            busy += 1
+            continue
+        busy = 0
+        for work, outcome in zip(some, outcomes, strict=True):
+            yield trained, trainings[trained], work, outcome
+
+
+@contextmanager
+def _hold_all(works: Sequence[_Work], methods: Sequence[Method], wait: bool) -> Iterator[bool]:
+    """The locks of these trainings, or none of them."""
+    paths = sorted(work.place_of(method, work.config.rounds) for work in works for method in methods)
+    with ExitStack() as locks:
+        if wait:
+            tell("waiting for another process", 0, 1)
+        yield all(locks.enter_context(store.hold(path.with_suffix(".lock"), wait)) for path in paths)
 
 
 def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
     """The methods, and the federation of every seed. Whatever is wrong with the settings is refused here."""
-    engine = get_engine(config.engine, config.device, config.precision)
+    engine = get_engine(config.engine, config.device, config.precision, config.threads)
     make_methods(config, classes=2, channels=3, size=32)  # refuse unknown names before any work
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     moments = dataset.pool.moments if config.standardize else None
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
+    every = [each for method in methods.values() for each in (method, method.trains_as())]
+    code = {method: found for method in every if (found := fingerprint(method))}
     return methods, [
-        _Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests)
+        _Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
         for each in federations
     ]
 
@@ -459,16 +543,19 @@ class _Checkpoint:
     @property
     def seconds(self) -> float:
         """Spent on it so far; 0 where nobody knows."""
-        facts = records.read_json(self.facts)
-        spent = facts.get("seconds") if isinstance(facts, dict) else None
-        return float(spent) if isinstance(spent, int | float) else 0.0
+        try:
+            return float((store.read_sealed(self.facts) or {}).get("seconds", 0.0))
+        except Damaged as error:
+            warnings.warn(f"{error} How long the training took so far is not known.", stacklevel=2)
+            self.facts.unlink()
+            return 0.0
 
     def save(self, reached: Progress, seconds: float) -> None:
         records.save_progress(self.path, reached)
-        store.write_json(self.facts, {**self.about, "rounds": reached.round, "seconds": seconds})
+        store.write_sealed(self.facts, {**self.about, "rounds": reached.round, "seconds": seconds})
 
 
-def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> list[Progress | Diverged]:
+def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> list[Progress | Failed]:
     """The training of `method` on several federations side by side, from their checkpoints or from the start."""
     files = [{method: work.checkpoint(method, served)} for work in works]
     begun = [work.begin(method, file[method]) for work, file in zip(works, files, strict=True)]
@@ -499,7 +586,7 @@ def _train(
     begun: Sequence[Progress],
     files: Sequence[Mapping[Method, _Checkpoint]],
     apart: Callable[[Progress], Mapping[Method, Progress]],
-) -> list[Progress | Diverged]:
+) -> list[Progress | Failed]:
     """Train a method, maybe several as one: `apart` tells what each of them reached, and `files` where that is kept."""
     engine, config = works[0].engine, works[0].config
     spent, began = [{each: file.seconds for each, file in some.items()} for some in files], time.perf_counter()
@@ -540,16 +627,6 @@ def _as_cells(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, 
     return {method: {test: (mean, std) for test, (mean, std) in row.items()} for method, row in scores.items()}
 
 
-def _is_answer(value: Any) -> bool:
-    """Whether a file holds what `_Work.answer` wrote."""
-    if not (isinstance(value, dict) and {"method", "rows", "costs"} <= value.keys()):
-        return False
-    try:
-        return all(Row(**row) for row in value["rows"])
-    except TypeError:
-        return False
-
-
 def _split(items: Sequence[T], most: int) -> list[Sequence[T]]:
     return [items[first : first + most] for first in range(0, len(items), most)]
 
@@ -564,6 +641,7 @@ class _Work:
     federation: Federation
     run: Run
     tests: list[str]
+    code: Mapping[Method, str]  # a hash, for methods that are not the package's own, as they were when the run began
 
     def key_of(self, method: Method) -> str:
         """A name for all that training this method depends on, and the number of rounds."""
@@ -573,8 +651,9 @@ class _Work:
         """What trainings of any number of rounds have in common. Engines agree, but for bfloat16."""
         settings, seed = asdict(self.config.training), self.run.seed
         del settings["rounds"]
-        rounded = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
-        return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, seed, *rounded)[:16]
+        how = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
+        how += self._code_of(method)
+        return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, seed, *how)[:16]
 
     def checkpoint(self, method: Method, served: list[str]) -> _Checkpoint:
         about = {"trains": describe(method), "methods": served, "seed": self.run.seed}
@@ -621,30 +700,73 @@ class _Work:
     def name_answer(self, name: str, method: Method, training: str) -> str:
         """The name of a method, and of all that its answers depend on."""
         tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
-        return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, describe(method), *tested)[:16]}"
+        is_ = describe(method), *self._code_of(method)
+        return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, *is_, *tested)[:16]}"
+
+    def _code_of(self, method: Method) -> list[str]:
+        return [self.code[method]] if method in self.code else []
+
+    def keep_traceback(self, name: str, error: Failed) -> str:
+        """Why a method failed, in a line; where its code raised something, with the file that tells where."""
+        if error.__cause__ is None:
+            return str(error)
+        path = self._traceback_of(name)
+        with store.whole_file(path) as part:
+            part.write_text("".join(traceback.format_exception(error.__cause__)), encoding="utf-8")
+        return f"{error} ({path.relative_to(self.folder)} has the traceback)"
+
+    def forget_traceback(self, name: str) -> None:
+        self._traceback_of(name).unlink(missing_ok=True)
+
+    def _traceback_of(self, name: str) -> Path:
+        return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
 
     def keep_examples(self) -> str:
         """The first images of some clients' streams, in a file for those who look at answers; its name."""
         name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
         path = self.folder / "examples" / f"{name}.npz"
-        if not path.exists():
+        if not records.read_samples(path):
             some = {
                 f"{test}/{k}": self.federation.images(stream.first(EXAMPLES))
                 for test, streams in self.federation.tests.items()
                 for k, stream in enumerate(streams[:EXAMPLE_CLIENTS])
                 if stream is not None and test in self.tests
             }
-            records.write_samples(path, some)
+            store.write_arrays(path, some, compress=True)
         return name
 
-    def answer(self, name: str, method: Method, training: str, progress: Progress) -> dict[str, Any]:
-        """Deploy the method on every client and let it answer every test, unless that was done before."""
-        seed = self.run.seed
+    def answer(
+        self, name: str, method: Method, training: str, progress: Progress, wait: bool
+    ) -> tuple[dict[str, Any], bool] | None:
+        """The answers of every client to every test, and whether they were there before.
+
+        None if another process is at it, unless this one is to wait for it.
+        """
         path = self.folder / "answers" / f"{self.name_answer(name, method, training)}.json"
-        samples_path = self.folder / "samples" / f"{path.stem}.npz"
-        done = records.read_json(path)
-        if _is_answer(done) and samples_path.exists():
-            return dict(done)
+        with store.hold(path.with_suffix(".lock"), wait) as ours:
+            if not ours:
+                return None
+            done = self._read_answer(path)
+            return (done, True) if done else (self._answer(name, method, training, progress, path), False)
+
+    def _samples_of(self, path: Path) -> Path:
+        return self.folder / "samples" / f"{path.stem}.npz"
+
+    def _read_answer(self, path: Path) -> dict[str, Any] | None:
+        """What `_answer` wrote, if it is there and is what it wrote."""
+        try:
+            done = store.read_sealed(path)
+            if done is not None:
+                store.read_arrays(self._samples_of(path))
+            return done
+        except Damaged as error:
+            warnings.warn(f"{error} The method answers again.", stacklevel=2)
+        except InputError:
+            pass  # there are no samples
+        return None
+
+    def _answer(self, name: str, method: Method, training: str, progress: Progress, path: Path) -> dict[str, Any]:
+        """Deploy the method on every client and let it answer every test."""
         clients, peak = range(len(self.run.shards)), 0.0
         answered: dict[tuple[str, int], tuple[Row, dict[str, np.ndarray]]] = {}
         for some in _split(clients, self.engine.together):
@@ -661,10 +783,11 @@ class _Work:
         }
         forward, backward = method.predictor.passes
         costs = {"forward": forward, "backward": backward, "peak_mib": peak}
-        answer = {"method": name, "seed": seed, "training": training, "is": describe(method), "costs": costs}
-        records.write_samples(samples_path, samples)
-        store.write_json(path, answer | {"rows": rows})
-        return answer | {"rows": rows}
+        about = {"method": name, "seed": self.run.seed, "training": training, "is": describe(method)}
+        answer = {**about, "costs": costs, "rows": rows}
+        store.write_arrays(self._samples_of(path), samples, compress=True)
+        store.write_sealed(path, answer)
+        return answer
 
     def _answer_some(
         self, name: str, method: Method, deployed: Tree, clients: Sequence[int]
@@ -679,7 +802,8 @@ class _Work:
                     places.append((test, k))
                     asked.append(Question(i, self.federation.images(stream), (self.run.seed, test, k)))
                     labels.append(self.federation.labels(stream))
-        answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
+        with code_of_a_method():
+            answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
         scored = {}
         for (test, k), question, truth, answered in zip(places, asked, labels, answers, strict=True):
             scores = score(answered, truth, question.path)
@@ -694,4 +818,5 @@ class _Work:
         """The most memory that tensors take while one sample is answered, in MiB."""
         image, label = self.federation.pool.images[:1], self.federation.pool.labels[:1]
         shard, path = self.run.shards[0], (self.run.seed, "memory")
-        return measure_peak(lambda: answer_stream(method, mine, shard, image, label, path))
+        with code_of_a_method(), one_thread_of_torch():
+            return measure_peak(lambda: answer_stream(method, mine, shard, image, label, path))

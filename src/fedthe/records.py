@@ -13,12 +13,14 @@ runs/NAME/results.jsonl      all scores of the run, one line per method, seed, t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,11 @@ import torch
 
 from . import store, tree
 from .engine.clients import Clients
-from .engine.visit import Progress
-from .errors import InputError
+from .engine.visit import Engine, Progress
+from .errors import Damaged, InputError
+from .text import flatten
 
 PARTS = (".clients", ".json", ".safetensors")  # the files of a training, the one that counts last
-LINK = "fedthe.links"  # the metadata key under which tensors that several names share are listed
 
 
 def save_progress(path: Path, progress: Progress) -> None:
@@ -55,10 +57,17 @@ def save_progress(path: Path, progress: Progress) -> None:
             kept[name] = leaf.detach().cpu().contiguous().clone()  # a view of a larger tensor would be refused
         else:
             links[name] = first  # a tensor that several names share is kept once
-    shared = list(tree.flatten(progress.shared))
-    facts = {"round": progress.round, "losses": list(progress.losses), "clients": clients, "shared": shared}
+    facts = {
+        "round": progress.round,
+        "losses": list(progress.losses),
+        "skipped": list(progress.skipped),
+        "clients": clients,
+        "shared": list(tree.flatten(progress.shared)),
+        "links": links,
+        "tensors": _hash_tensors(kept),
+    }
     with store.whole_file(path) as part:
-        save_file(kept, part, metadata={"fedthe": json.dumps(facts), LINK: json.dumps(links)})
+        save_file(kept, part, metadata={"fedthe": json.dumps(facts), "sha256": _seal(path, facts)})
     progress.mine.forget_others()
 
 
@@ -70,19 +79,44 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            facts = _check_facts(path, file.metadata() or {})
             # copies: how a tensor lies in the file would decide about the last bits of products
-            kept = {name: file.get_tensor(name).to(device, copy=True) for name in file.keys()}  # noqa: SIM118  no dict
-        facts, links = json.loads(metadata["fedthe"]), json.loads(metadata[LINK])
-        named = kept | {name: kept[first] for name, first in links.items()}
+            kept = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  no dict
+        if _hash_tensors(kept) != facts["tensors"]:
+            raise Damaged(f"{path} was changed after it was written")
+        kept = {name: leaf.to(device) for name, leaf in kept.items()}
+        named = kept | {name: kept[first] for name, first in facts["links"].items()}
         shared = {name: named[f"shared.{name}"] for name in facts["shared"]}  # in their order
         own = {name.removeprefix("clients."): leaf for name, leaf in named.items() if name.startswith("clients.")}
         mine = Clients.restore(own, facts["clients"], clients_file(path))
-        return Progress(facts["round"], tree.unflatten(shared), mine, tuple(facts["losses"]))
+        losses, skipped = tuple(facts["losses"]), tuple(facts["skipped"])
+        return Progress(facts["round"], tree.unflatten(shared), mine, losses, skipped)
+    except Damaged as error:
+        raise Damaged(f"{error}; delete it to train again.") from None
     except InputError:
         raise  # says it already
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise InputError(f"{path} is not a whole checkpoint ({error}); delete it to train again.") from None
+        raise Damaged(f"{path} is not a whole checkpoint ({flatten(error, 200)}); delete it to train again.") from None
+
+
+def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
+    sha = hashlib.sha256()
+    for name, leaf in sorted(tensors.items()):
+        sha.update(f"{name}\0{leaf.dtype}\0{list(leaf.shape)}\0".encode())
+        sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def _seal(path: Path, facts: Mapping[str, Any]) -> str:
+    """Of a training, whatever its number of rounds: one of fewer rounds is the beginning of one of more."""
+    return store.content_hash("fedthe", path.stem.rpartition("-")[0], facts)
+
+
+def _check_facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    facts = json.loads(metadata["fedthe"])
+    if metadata["sha256"] != _seal(path, facts):
+        raise Damaged(f"{path} is another checkpoint under this name, or was changed after it was written")
+    return dict(facts)
 
 
 def read_round(path: Path) -> int:
@@ -101,15 +135,19 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            return dict(json.loads(file.metadata()["fedthe"]))
-    except (SafetensorError, OSError, LookupError, ValueError, TypeError):
+            return _check_facts(path, file.metadata())
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError):  # a Damaged is a ValueError
         return {}
 
 
 def copy_progress(path: Path, to: Path) -> None:
     """A training of fewer rounds as the beginning of a longer one. The checkpoint comes last: it counts."""
     for suffix in PARTS:
-        if path.with_suffix(suffix).exists():
+        if suffix == ".json":
+            with suppress(Damaged):  # how long it took is not worth more than the training
+                if facts := store.read_sealed(path.with_suffix(suffix)):
+                    store.write_sealed(to.with_suffix(suffix), facts)
+        elif path.with_suffix(suffix).exists():
             with store.whole_file(to.with_suffix(suffix)) as part:
                 shutil.copyfile(path.with_suffix(suffix), part)
 
@@ -134,15 +172,10 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is damaged ({error}); delete it to compute it again.") from None
 
 
-def write_samples(path: Path, columns: Mapping[str, np.ndarray]) -> None:
-    with store.whole_file(path) as part, part.open("wb") as file:
-        np.savez_compressed(file, **columns)  # type: ignore[arg-type]
-
-
 def read_samples(path: Path) -> dict[str, np.ndarray]:
-    """What `write_samples` wrote; nothing where it is not there or damaged."""
+    """A sealed npz file of a run; nothing where it is not there or damaged."""
     try:
-        return store.read_npz(path)
+        return store.read_arrays(path)
     except InputError:
         return {}
 
@@ -161,8 +194,10 @@ def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), part)
 
 
-def describe_environment(device: torch.device) -> dict[str, Any]:
+def describe_environment(engine: Engine) -> dict[str, Any]:
     from . import __version__
+
+    device, threads = engine.device, getattr(engine, "threads", None)
 
     return {
         "fedthe": __version__,
@@ -171,7 +206,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "command": _name_command(),
     }
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
-from .errors import InputError
+from .errors import Damaged, InputError
+from .text import clean, flatten
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 def home() -> Path:
@@ -37,7 +46,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
     except OSError as error:
-        raise InputError(f"cannot write below {path.parent} ({error.strerror}); name another place.") from None
+        raise InputError(
+            f"cannot write below {path.parent} ({error.strerror}); make room, or name another place."
+        ) from None
     os.close(handle)
     part = Path(name)
     try:
@@ -49,8 +60,18 @@ def whole_file(path: Path) -> Iterator[Path]:
             os.replace(part, path)
         except OSError as error:
             raise InputError(f"cannot write {path} ({error.strerror}); name another place.") from None
+    except Exception as error:
+        if is_full(error):
+            raise InputError(f"{path} does not fit on the disk; make room, and run the same command again.") from None
+        raise
     finally:
         part.unlink(missing_ok=True)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a disk, a quota or a limit on files is the reason. Libraries that write say so in words of their own."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
 
 
 @contextmanager
@@ -80,6 +101,112 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
         part.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
+# A sealed file carries its id, which is its name, and a hash of both and its content. So a file that was damaged,
+# edited, or copied over another is noticed when it is read.
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON object, sealed."""
+    write_json(path, {**value, "id": path.stem, "sha256": _seal(path.stem, value)})
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """What `write_sealed` wrote, or None if there is no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        given = value.pop("id"), value.pop("sha256")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({_say(error)}).") from None
+    _check_seal(path, path.stem, given, value)
+    return dict(value)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> None:
+    """An npz file, sealed in the comment of its archive."""
+    save = np.savez_compressed if compress else np.savez
+    with whole_file(path) as part:
+        with part.open("wb") as file:
+            save(file, **arrays)  # type: ignore[arg-type]
+        with zipfile.ZipFile(part, "a") as archive:
+            archive.comment = json.dumps([path.stem, _seal(path.stem, *_list_arrays(arrays))]).encode()
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            given = tuple(json.loads(archive.comment))
+        arrays = read_npz(path)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist.") from None
+    except Exception as error:  # what damage can raise in the zip and zlib readers is no closed list
+        raise Damaged(f"{path} is damaged ({_say(error)}).") from None
+    _check_seal(path, path.stem, given, *_list_arrays(arrays))
+    return arrays
+
+
+def _list_arrays(arrays: Mapping[str, np.ndarray]) -> list[Any]:
+    return [part for name in sorted(arrays) for part in (name, np.asarray(arrays[name]))]
+
+
+def _seal(id: str, *content: Any) -> str:
+    return content_hash("fedthe", id, *content)
+
+
+def _check_seal(path: Path, id: str, given: tuple[Any, ...], *content: Any) -> None:
+    if len(given) != 2 or given[0] != id:
+        raise Damaged(f"{path} is {clean(str(given[0]))} under another name.")
+    if given[1] != _seal(id, *content):
+        raise Damaged(f"{path} was changed after it was written.")
+
+
+def _say(error: Exception) -> str:
+    return flatten(error, 200) or type(error).__name__
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@contextmanager
+def hold(path: Path, wait: bool = True) -> Iterator[bool]:
+    """The lock `path`, for one process or thread at a time; gives whether it was to be had, where nobody waits for it.
+
+    The system lets go of the lock of a process that ends, however it ends: none is ever stale. Where a file system
+    knows no locks, everybody has them all.
+    """
+    make_folder(path.parent)
+    while True:
+        file = path.open("a")
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            yield False
+            return
+        except OSError:
+            break  # no locks here
+        if _is_file(file, path):
+            break
+        file.close()  # whoever held it has removed it: the next file of that name counts
+    try:
+        yield True
+    finally:
+        path.unlink(missing_ok=True)  # while it is ours, so that nobody else can be holding this file
+        file.close()
+
+
+def _is_file(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def content_hash(*parts: object) -> str:
     """SHA-256 over arrays (dtype, shape and bytes) and anything that JSON can say."""
     sha = hashlib.sha256()
@@ -95,16 +222,17 @@ def content_hash(*parts: object) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays stored under `key`, or those that `make` gives, stored. A damaged file counts as absent."""
+    """The arrays stored under `key`, or those that `make` gives, stored. A damaged file is made again."""
     path = home() / "cache" / f"{kind}-{key[:32]}.npz"
     try:
-        return read_npz(path)  # the archive's checksums are verified as it is read
+        return read_arrays(path)
+    except Damaged as error:
+        warnings.warn(f"{error} It is made again.", stacklevel=2)
     except InputError:
-        pass
+        pass  # it is not there
     arrays = dict(make())
     try:
-        with whole_file(path) as part, part.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+        write_arrays(path, arrays)
     except (InputError, OSError) as error:  # a cache is a convenience: without it, the work is done again next time
         warnings.warn(f"nothing is cached: {error}", stacklevel=2)
     return arrays

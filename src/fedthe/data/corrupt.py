@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from .. import rng
 from ..errors import InputError
+from ..parallel import map_in_threads
 from ..progress import track
 from .frost import enlarge_frost, make_frost
 from .images import check_images
@@ -36,6 +38,7 @@ UNIT = (
 )
 LUMA = (0.299, 0.587, 0.114)
 _CACHED = 128 * 32 * 32 * 3  # bytes of images at a time: the work on them stays in the processor's cache
+_LOCK = Lock()
 _GROUPED = 64 * _CACHED  # streaks are drawn for all images of one direction together, so here more is better
 
 
@@ -104,10 +107,15 @@ def corrupt_mixed(
     if kinds.shape != images.shape[:1] or any(not 0 <= kind < len(CORRUPTIONS) for kind in present):
         raise InputError(f"there must be one kind per image, from 0 to {len(CORRUPTIONS) - 1}.")
     done = torch.empty_like(images)
-    for kind in track("corrupting the test images", present):
+
+    def corrupt_kind(kind: int) -> None:
         rows = (kinds == kind).nonzero().flatten().to(images.device)
         own = items[rows.to(items.device)]
         done[rows] = corrupt(images[rows], CORRUPTIONS[kind], severity, own, seed, frost)
+
+    threads = torch.get_num_threads() if images.device.type == "cpu" else 1
+    for _ in track("corrupting the test images", map_in_threads(corrupt_kind, present, threads), len(present)):
+        pass
     return done
 
 
@@ -328,7 +336,7 @@ def _make_whole(parts: Any) -> Tensor:
     whole.eliminate_zeros()
     index = torch.from_numpy(np.stack((whole.row, whole.col)).astype(np.int64))
     data = torch.from_numpy(whole.data.astype(np.float32))
-    with warnings.catch_warnings():
+    with _LOCK, warnings.catch_warnings():  # the filters of warnings belong to all threads
         warnings.simplefilter("ignore")  # torch 2.11 warns that it checks nothing, even if told not to
         return torch.sparse_coo_tensor(index, data, whole.shape, check_invariants=False, is_coalesced=True)
 

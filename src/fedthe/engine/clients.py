@@ -10,6 +10,7 @@ to, so a process may be killed at any moment: the file still holds whatever the 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import operator
@@ -17,7 +18,6 @@ import os
 import sys
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from .. import store, tree
-from ..errors import InputError
+from ..errors import Damaged, InputError
 from ..tree import Tree
 
 RECEIVED = 32  # received models kept in memory; every checkpoint holds them too. Older ones go to the file.
 BLOCK = 4096  # slots begin at multiples of it: a write cut short by a power failure cannot touch a neighbour
-HEADER = 32  # bytes before a slot's data: the round, the client and the data's CRC-32, as int64
+HEADER = 16  # bytes before a slot's data: the round and the client, as int64
 
 Kind = tuple[torch.dtype, tuple[int, ...]]  # dtype and shape, without an axis of clients
 
@@ -178,6 +178,8 @@ class Clients:
         for number, leaves in self.received.items():
             tensors |= {f"received.{number}.{name}": leaf for name, leaf in leaves.items()}
         tensors |= {f"spilled.{number}": torch.tensor(slots) for number, slots in self.spilled.items()}
+        hashes = [np.frombuffer(self.file.hashes[slot], np.uint8) for slot in self._used_slots().tolist()]
+        tensors["hashes"] = torch.from_numpy(np.array(hashes, np.uint8).reshape(-1, 32))
         facts = {
             "budget": self.budget,
             "first": list(first),
@@ -204,7 +206,7 @@ class Clients:
         clients = replace(clients, rows=rows, received=received, spilled=spilled, layout=layout)
         used = clients._used_slots()
         if len(used):
-            clients.file.reopen(layout.slot, used)
+            clients.file.reopen(layout.slot, used, tensors["hashes"].cpu().numpy())
         return clients
 
     @property
@@ -364,6 +366,7 @@ class _Slots:
         self.size = 0
         self.end = 0  # slots from here on were never handed out
         self.free: list[int] = []  # the lowest last
+        self.hashes: dict[int, bytes] = {}  # SHA-256 of what was written last; a checkpoint holds those it refers to
         self.opened: IO[bytes] | None = None
 
     def open(self, size: int) -> None:
@@ -373,8 +376,9 @@ class _Slots:
         elif size != self.size:
             raise InputError("all clients must keep the same leaves, but others were put into their file before.")
 
-    def reopen(self, size: int, used: np.ndarray) -> None:
-        """The file as an earlier process left it, of which the slots `used` count."""
+    def reopen(self, size: int, used: np.ndarray, hashes: np.ndarray) -> None:
+        """The file as an earlier process left it, of which the slots `used` count, with their hashes [used, 32]."""
+        self.hashes = {slot: data.tobytes() for slot, data in zip(used.tolist(), hashes, strict=True)}
         if self.path is None:
             raise InputError("the clients' states were in a file that is not named; name it to go on.")
         try:
@@ -401,18 +405,21 @@ class _Slots:
     def write(self, slot: int, round: int, client: int, data: np.ndarray) -> None:
         assert self.opened is not None
         self.opened.seek(slot * self.size)
-        head = np.array([round, client, zlib.crc32(data.data), 0], np.int64)
-        for part in (head.view(np.uint8), data):
+        self.hashes[slot] = hashlib.sha256(data.data).digest()
+        for part in (np.array([round, client], np.int64).view(np.uint8), data):
             left = part.data
-            while left:  # a disk that fills up may first take a part
-                left = left[self.opened.write(left) :]
+            try:
+                while left:  # a disk that fills up may first take a part
+                    left = left[self.opened.write(left) :]
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path or "a temporary file")) from None
 
     def read(self, slot: int, round: int, client: int) -> np.ndarray:
         """The data of a slot, mapped: copy it and let go."""
         if self.opened is None or (slot + 1) * self.size > self.opened.seek(0, os.SEEK_END):
             raise InputError(f"{self.path} is shorter than it was; delete the checkpoint to train again.")
         record = np.memmap(self.opened, np.uint8, "r", slot * self.size, (self.size,))
-        *whose, crc, _ = record[:HEADER].view(np.int64).tolist()
+        whose = record[:HEADER].view(np.int64).tolist()
         if whose != [round, client]:
             what = f"client {client}" if client >= 0 else "the model"
             raise InputError(
@@ -420,8 +427,8 @@ class _Slots:
                 f"written there; delete the checkpoint to train again."
             )
         data: np.ndarray = record[HEADER:]
-        if zlib.crc32(data.data) != crc:
-            raise InputError(f"{self.path or 'the temporary file'} is damaged; delete the checkpoint to train again.")
+        if hashlib.sha256(data.data).digest() != self.hashes.get(slot):
+            raise Damaged(f"{self.path or 'the temporary file'} is damaged; delete the checkpoint to train again.")
         return data
 
     def sync(self) -> None:

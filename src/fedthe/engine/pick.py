@@ -15,7 +15,9 @@ Kind = Literal["auto", "loop", "stack"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
-def pick_engine(kind: Kind = "auto", device: str = "auto", precision: Precision = "auto") -> Engine:
+def pick_engine(
+    kind: Kind = "auto", device: str = "auto", precision: Precision = "auto", threads: int | None = None
+) -> Engine:
     """The GPU if there is one, with a stack; else the CPU, with a loop, which is faster there."""
     place = _find_device(device)
     if kind == "auto":
@@ -25,8 +27,10 @@ def pick_engine(kind: Kind = "auto", device: str = "auto", precision: Precision 
         raise InputError("bfloat16 is for engine=stack; use it, or precision=float32.")
     if precision == "bfloat16" and not has_bfloat16:
         raise InputError(f"{place} does not compute in bfloat16; use precision=float32.")
+    if threads is not None and (kind != "loop" or place.type != "cpu"):
+        raise InputError("threads is for engine=loop on the CPU; leave it out.")
     if kind == "loop":
-        return Loop(place)
+        return Loop(place, threads=threads)
     rounded = precision == "bfloat16" or (precision == "auto" and has_bfloat16)
     return Stack(place, torch.bfloat16 if rounded else torch.float32)
 

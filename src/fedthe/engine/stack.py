@@ -8,7 +8,6 @@ the rows beside it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from ..types import Shard, scale
 from .clients import split
 from .memory import OUT_OF_MEMORY, free_bytes, is_out_of_memory, measure_bytes, wait
 from .program import Programs
+from .server import find_fault
 from .shards import stack_shards
 from .stacked_answers import RowViews, StackedViews, Workshop, group_streams, round_up
 from .stacked_fit import Program, StackedFit, lift_convolutions
@@ -93,9 +93,12 @@ class Stack:
                 self._take_states(visit, rows),
                 shards,
             )
-        logs, trained = [fits[phase].log for phase in ("personal", "local")], tree.flatten(uploads)
-        health = _check_rows(logs[0], logs[1] if visit.trains else None, [*own.values(), *trained.values()], len(rows))
-        return Visited(notes.names, own, notes.links, uploads, health)
+        losses = _last_losses(fits["personal"].log, fits["local"].log if visit.trains else None, shards.real)
+        # what vmap lifts is alike for all rows: so is its structure, and what is wrong with it
+        expected = tree.flatten(visit.reached[0].shared)
+        fault = find_fault(expected, tree.flatten(uploads), batched=True) if visit.trains else None
+        faults = dict.fromkeys(range(len(rows)), f"the upload's {fault}") if fault else {}
+        return Visited(notes.names, own, notes.links, {} if fault else uploads, losses, faults)
 
     def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, real: Tensor, steps: int | None) -> StackedFit:
         s, seeds = visit.settings, [run.seed for run in visit.runs]
@@ -297,22 +300,17 @@ def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
     return tree.map_leaves(pick, *trees)
 
 
-def _check_rows(
-    personal: Sequence[Tensor], local: Sequence[Tensor] | None, trained: Sequence[Tensor], rows: int
-) -> Tensor:
-    """The last loss of the last phase [rows], or one that is not finite where any loss or parameter of a row is not."""
+def _last_losses(personal: Sequence[Tensor], local: Sequence[Tensor] | None, real: Tensor) -> Tensor:
+    """The last loss of the last phase [rows], or the first one of a row that is not finite."""
     last, log = personal if local is None else local, [*personal, *(local or ())]
-    device = next((leaf.device for leaf in (*trained, *log)), None)
-    health = last[-1].float() if last else torch.zeros(rows, device=device)
-    for leaf in trained:
-        health = torch.where(leaf.isfinite().reshape(rows, -1).all(1), health, math.nan)
+    found = last[-1].float() if last else torch.zeros(len(real), device=real.device)
     for losses in reversed(log):
-        health = torch.where(losses.isfinite(), health, losses.float())
-    return health
+        found = torch.where(losses.isfinite(), found, losses.float())
+    return found
 
 
 def _join(parts: Sequence[tuple[Visited, int]]) -> Visited:
-    if len(parts) == 1 and len(parts[0][0].health) == parts[0][1]:
+    if len(parts) == 1 and len(parts[0][0].losses) == parts[0][1]:
         return parts[0][0]
     first = parts[0][0]
 
@@ -321,4 +319,6 @@ def _join(parts: Sequence[tuple[Visited, int]]) -> Visited:
 
     own = {name: cat(*(part.own[name] for part, _ in parts)) for name in first.own}
     uploads = tree.map_leaves(cat, *(part.uploads for part, _ in parts))
-    return Visited(first.names, own, first.links, uploads, cat(*(part.health for part, _ in parts)))
+    losses = cat(*(part.losses for part, _ in parts))
+    faults = dict.fromkeys(range(len(losses)), first.faults[0]) if first.faults else {}
+    return Visited(first.names, own, first.links, uploads, losses, faults)

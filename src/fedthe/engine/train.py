@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..errors import Broken, Failed, InputError, code_of_a_method
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
@@ -18,7 +19,8 @@ from .beside import Beside, ClientsBeside
 from .clients import Clients
 from .loop import Loop
 from .memory import trim_heap
-from .visit import Diverged, Engine, Progress, Row, Run, Training, Visit, Visited
+from .server import Diverged, check_aggregate, find_infinite
+from .visit import Engine, Progress, Row, Run, Training, Visit, Visited
 
 
 def start(
@@ -42,50 +44,82 @@ def start_from(
 
 def train_round(
     method: Method, runs: Sequence[Run], settings: Training, reached: Sequence[Progress], engine: Engine
-) -> list[Progress | Diverged]:
+) -> list[Progress | Failed]:
     """One round further for runs that are all in the same round. A run that diverges does not touch the others."""
     visit = Visit(method, settings, runs, reached)
     sampled = [sample_clients(len(run.shards), settings.participation, run.seed, visit.round) for run in runs]
     rows = [Row(r, k) for r, clients in enumerate(sampled) for k in clients]
-    visited = engine.visit(visit, rows)
-    health = visited.health.tolist()  # where the host waits for the device, once a round
-    results: list[Progress | Diverged] = []
+    try:
+        with code_of_a_method():
+            visited = engine.visit(visit, rows)
+    except Failed as error:
+        return [error] * len(runs)
+    faults, losses = list_faults(visited, len(rows)), visited.losses.tolist()  # where the host waits, once a round
+    results: list[Progress | Failed] = []
     first = 0
     for run, progress, clients in zip(runs, reached, sampled, strict=True):
-        part = slice(first, first + len(clients))
+        part = range(first, first + len(clients))
         first = part.stop
-        lost = [(k, loss) for k, loss in zip(clients, health[part], strict=True) if not math.isfinite(loss)]
-        if lost:
-            results.append(Diverged(visit.round, *lost[0]))
-        else:
-            results.append(_aggregate(method, run, progress, clients, visited, part, health[part]))
+        good = [row for row in part if faults[row] is None]
+        bad = [Diverged(visit.round, rows[row].client, str(faults[row])) for row in part if faults[row] is not None]
+        if bad and (settings.tolerate == "stop" or not good):
+            results.append(bad[0])
+            continue
+        kept, mean = [rows[row].client for row in good], sum(losses[row] for row in good) / len(good)
+        skipped = (*progress.skipped, *(f"{each}; left out" for each in bad))
+        try:
+            shared, mine = _finish_round(method, run, progress, kept, visited, good)
+            results.append(Progress(progress.round + 1, shared, mine, (*progress.losses, mean), skipped))
+        except Failed as error:
+            results.append(error)
     return results
 
 
-def _aggregate(
-    method: Method,
-    run: Run,
-    progress: Progress,
-    clients: list[int],
-    visited: Visited,
-    part: slice,
-    losses: list[float],
-) -> Progress:
-    own = {name: leaf[part] for name, leaf in visited.own.items()}
-    mine = progress.mine.put(clients, own, visited.links, progress.shared, progress.round)
-    weights = torch.tensor([float(run.sizes[k]) for k in clients], device=visited.health.device)
-    shared = method.aggregate(progress.shared, tree.take(visited.uploads, part), weights)
-    return Progress(progress.round + 1, shared, mine, (*progress.losses, sum(losses) / len(losses)))
+def list_faults(visited: Visited, rows: int) -> list[str | None]:
+    """For every row, why what it came to cannot be used; None for the others."""
+    leaves = {f"the upload's {name}": leaf for name, leaf in tree.flatten(visited.uploads).items()}
+    leaves |= {f"the state's {name}": leaf for name, leaf in visited.own.items()}
+    faults = find_infinite(leaves, rows)
+    for row, loss in enumerate(visited.losses.tolist()):
+        if not math.isfinite(loss):
+            faults[row] = f"the loss is {loss}"
+    for row, fault in visited.faults.items():
+        faults[row] = fault
+    return faults
+
+
+def _finish_round(
+    method: Method, run: Run, progress: Progress, clients: Sequence[int], visited: Visited, rows: Sequence[int]
+) -> tuple[Tree, Clients | ClientsBeside]:
+    """What is shared after a round of these clients, and what the clients keep."""
+    weights = torch.tensor([float(run.sizes[k]) for k in clients], device=visited.losses.device)
+    uploads = tree.map_leaves(lambda leaf: leaf[_index(rows, leaf)], visited.uploads)
+    with code_of_a_method():
+        shared = method.aggregate(progress.shared, uploads, weights)
+        check_aggregate(progress.shared, shared, progress.round)
+    own = {name: leaf[_index(rows, leaf)] for name, leaf in visited.own.items()}
+    try:
+        return shared, progress.mine.put(clients, own, visited.links, progress.shared, progress.round)
+    except InputError as error:  # states that do not fit together; a disk that is full is another matter
+        raise Broken(error) from error
+
+
+def _index(rows: Sequence[int], leaf: Tensor) -> slice | Tensor:
+    """A slice where it will do, which copies nothing."""
+    if rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=leaf.device)
 
 
 def deploy_some(
     method: Method, run: Run, settings: Training, progress: Progress, engine: Engine, clients: Sequence[int]
 ) -> Tree:
     """Some clients, sampled lately or not, personalize the last shared state once more: states [clients, ...]."""
-    visited = engine.visit(Visit(method, settings, [run], [progress], trains=False), [Row(0, k) for k in clients])
-    for k, loss in zip(clients, visited.health.tolist(), strict=True):
-        if not math.isfinite(loss):
-            raise Diverged(progress.round, k, loss)
+    with code_of_a_method():
+        visited = engine.visit(Visit(method, settings, [run], [progress], trains=False), [Row(0, k) for k in clients])
+    for k, fault in zip(clients, list_faults(visited, len(clients)), strict=True):
+        if fault is not None:
+            raise Diverged(progress.round, k, fault)
     received = tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.shared)
     return visited.states(received)
 
@@ -130,9 +164,9 @@ def train_together(
     reached: Sequence[Progress],
     engine: Engine,
     after_round: Callable[[int, Progress], None] = lambda run, progress: None,
-) -> list[Progress | Diverged]:
+) -> list[Progress | Failed]:
     """All rounds that are left of every run. Those behind go first, so that all that can go side by side do."""
-    results: list[Progress | Diverged] = list(reached)
+    results: list[Progress | Failed] = list(reached)
     while True:
         going = [(r, p) for r, p in enumerate(results) if isinstance(p, Progress) and p.round < settings.rounds]
         if not going:
@@ -159,7 +193,7 @@ def train(
     """One run: all rounds, or those left after `progress`."""
     progress = progress or start(method, len(shards), seed)
     (result,) = train_together(method, [Run(seed, shards)], settings, [progress], engine or Loop())
-    if isinstance(result, Diverged):
+    if isinstance(result, Failed):
         raise result
     return result
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .. import tree
-from ..errors import Failed, InputError
+from ..errors import InputError
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
@@ -34,6 +34,7 @@ class Training:
     flip: bool = True
     crop: int = 4
     optimizer: Optimizer = Optimizer()
+    tolerate: Literal["stop", "skip"] = "stop"  # a client whose upload cannot be used ends the run, or is left out
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.local_epochs < 0 or self.personal_epochs < 0 or self.batch < 1 or self.crop < 0:
@@ -68,6 +69,7 @@ class Progress:
     shared: Tree
     mine: Clients | ClientsBeside
     losses: tuple[float, ...] = ()  # the mean local loss of each round
+    skipped: tuple[str, ...] = ()  # clients that were left out of a round, and why
 
 
 class Row(NamedTuple):
@@ -105,7 +107,8 @@ class Visited:
     own: dict[str, Tensor]  # those that are the client's own
     links: dict[str, str]  # and those that are, by name, what it received
     uploads: Tree
-    health: Tensor  # float [rows]: the last local loss, or a number that is not finite where a row diverged
+    losses: Tensor  # float [rows]: the last loss of each row, or the first one that is not finite
+    faults: Mapping[int, str] = field(default_factory=dict)  # by row: why nothing of it can be used
 
     def states(self, shared: Tree) -> Tree:
         """What the clients hold, given what they received [rows, ...]."""
@@ -152,11 +155,3 @@ class Engine(Protocol):
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
         """deployed: states [clients, ...], with the clients' shards."""
-
-
-class Diverged(Failed):
-    """A loss or a parameter that is not finite. Training cannot go on from it."""
-
-    def __init__(self, round: int, client: int, loss: float) -> None:
-        super().__init__(f"the loss of client {client} in round {round} is {loss}")
-        self.round, self.client, self.loss = round, client, loss

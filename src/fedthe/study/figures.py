@@ -76,7 +76,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
         "title": figure.title,
         "config": config.as_dict(),
         "tests": {test: titles[test] for test in tests},
-        "environment": describe_environment(get_engine(config.engine, config.device, config.precision).device),
+        "environment": describe_environment(get_engine(config.engine, config.device, config.precision, config.threads)),
         "data": figure.measure(config),
     }
     plain: dict[str, Any] = json.loads(json.dumps(measured, allow_nan=False))  # the same before and after a file

@@ -21,6 +21,8 @@ FREE = {
     "engine",
     "device",
     "precision",
+    "threads",
+    "tolerate",
     "checkpoint_seconds",
     "keep",
     "curve",

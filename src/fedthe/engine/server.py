@@ -1,0 +1,90 @@
+"""What the server makes sure of before it believes anybody: uploads, clients' states and its own aggregate.
+
+A leaf that is missing, of another shape or dtype, or not finite would otherwise be averaged into everybody's model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..errors import Failed
+from ..tree import Tree
+
+# The square of a larger number overflows float32: no loss or gradient of such a model would be finite.
+LARGEST = 1e18
+
+
+class Diverged(Failed):
+    """What a client, or the server's rule, came to cannot be used. Training cannot go on with it."""
+
+    def __init__(self, round: int, client: int | None, fault: str) -> None:
+        who = "the aggregate" if client is None else f"client {client}"
+        super().__init__(f"{who} in round {round + 1}: {fault}")
+        self.round, self.client, self.fault = round, client, fault
+
+
+def find_fault(expected: Mapping[str, Tensor], given: Mapping[str, Any], batched: bool = False) -> str | None:
+    """How `given` differs from `expected` in its leaves, their shapes or dtypes; None if it does not.
+
+    batched: the leaves of `given` have a first axis over clients.
+    """
+    for name in expected:
+        if name not in given:
+            return f"{name} is missing"
+    for name, leaf in given.items():
+        if name not in expected:
+            return f"{name} is not a leaf of the shared model"
+        if not isinstance(leaf, Tensor):
+            return f"{name} is a {type(leaf).__name__}, not a tensor"
+        wanted, shape = list(expected[name].shape), list(leaf.shape[1:] if batched else leaf.shape)
+        if shape != wanted:
+            return f"{name} has shape {shape}, not {wanted}"
+        if leaf.dtype != expected[name].dtype:
+            return f"{name} is {_name(leaf.dtype)}, not {_name(expected[name].dtype)}"
+    return None
+
+
+def find_infinite(leaves: Mapping[str, Tensor], rows: int) -> list[str | None]:
+    """For each of the stacked rows [rows, ...], the first leaf that is not finite, or too large to compute with."""
+    if not leaves or not rows:
+        return [None] * rows
+    # one answer for all leaves, so that the host waits for a GPU once
+    peaks = torch.stack([_peak(leaf, rows) for leaf in leaves.values()]).T.tolist()
+    return [_say_first(leaves, row) for row in peaks]
+
+
+def _peak(leaf: Tensor, rows: int) -> Tensor:
+    """The largest absolute value of each row, float64 [rows]; NaN where there is one."""
+    if leaf.numel() == 0 or not leaf.is_floating_point():
+        return torch.zeros(rows, dtype=torch.float64, device=leaf.device)
+    peaks: Tensor = torch.linalg.vector_norm(leaf.detach().reshape(rows, -1), math.inf, dim=1)
+    return peaks.double()
+
+
+def _say_first(leaves: Mapping[str, Tensor], peaks: list[float]) -> str | None:
+    for name, peak in zip(leaves, peaks, strict=True):
+        if not math.isfinite(peak):
+            return f"{name} is not finite"
+        if peak > LARGEST:
+            return f"{name} has values up to {peak:.0e}, more than can be computed with"
+    return None
+
+
+def check_aggregate(shared: Tree, new: Tree, round: int) -> None:
+    """A server's rule must give what it was given: the same leaves, all finite."""
+    flat = tree.flatten(new)
+    fault = find_fault(tree.flatten(shared), flat)
+    if fault is None:
+        (fault,) = find_infinite({name: leaf[None] for name, leaf in flat.items()}, 1)
+    if fault is not None:
+        raise Diverged(round, None, fault)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,236 @@
+"""The code behind a method of the user's own, as a hash: edited code is another method, and has other results.
+
+The package's own code is not part of it: where a change of that moves numbers, FORMAT is raised. Hashed is the code as
+it runs, not the file that it came from: bytecode, constants and defaults of every function of the class and, where it
+has one, of its module; and of whatever functions, classes and plain values those refer to. Libraries are left out: a
+run's environment names their versions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import sys
+import types
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+PACKAGE = __name__.partition(".")[0]
+PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
+# What Python and `dataclass` put into a class; the fields are part of what describes a method anyway.
+MADE = {
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations__",
+    "__annotations_cache__",
+    "__dataclass_fields__",
+    "__dataclass_params__",
+    "__dict__",
+    "__doc__",
+    "__firstlineno__",
+    "__match_args__",
+    "__module__",
+    "__orig_bases__",
+    "__parameters__",
+    "__qualname__",
+    "__static_attributes__",
+    "__weakref__",
+}
+GENERATED = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
+
+
+def fingerprint(value: Any) -> str | None:
+    """Of all classes that a method is made of; None where all of them are the package's own, as it came."""
+    roots = [part for part in _list_parts(value) if _is_plugin(part) or _is_own(part) or list(_list_patches(part))]
+    if not roots:
+        return None
+    walk = _Walk(frozenset(_root(part) for part in roots))
+    for part in roots:
+        walk.visit(part)
+    return walk.sha.hexdigest()
+
+
+def _list_parts(value: Any) -> Iterator[Any]:
+    """The classes of a method, its predictor, its network and whatever else it holds; and functions that it holds."""
+    if isinstance(value, types.FunctionType | types.MethodType | partial):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        yield type(value)
+        for each in dataclasses.fields(value):
+            yield from _list_parts(getattr(value, each.name))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _list_parts(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _list_parts(each)
+    elif not isinstance(value, PLAIN):
+        yield type(value)
+
+
+def _root(value: Any) -> str:
+    return str(getattr(value, "__module__", None) or "").partition(".")[0]
+
+
+def _is_plugin(value: Any) -> bool:
+    """A part of a method that comes from another package, be it an installed one."""
+    return dataclasses.is_dataclass(value) and _root(value) != PACKAGE
+
+
+def _is_own(value: Any) -> bool:
+    """Whether the user wrote it: neither the package, nor Python, nor an installed library."""
+    root = _root(value)
+    return root != PACKAGE and not _is_library(root)
+
+
+@cache
+def _is_library(root: str) -> bool:
+    if not root or root in sys.stdlib_module_names:
+        return root != "__main__"
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def _list_patches(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Functions that somebody else put into a class of the package."""
+    for each in getattr(kind, "__mro__", ()):
+        if _root(each) == PACKAGE:
+            for name, value in vars(each).items():
+                function = _unwrap(value)
+                if isinstance(function, types.FunctionType) and _is_own(function) and name not in GENERATED:
+                    yield name, function
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    return value.fget if isinstance(value, property) else getattr(value, "func", value)
+
+
+class _Walk:
+    """Adds to a hash whatever is reached, each thing once, in an order that depends on names alone."""
+
+    def __init__(self, plugins: frozenset[str]) -> None:
+        self.sha = hashlib.sha256()
+        self.seen: dict[int, Any] = {}  # by id, and kept alive so that no id is used twice
+        self.plugins = plugins  # packages of the method's own classes, wherever they are installed
+
+    def say(self, *words: object) -> None:
+        self.sha.update("\0".join(map(str, words)).encode("utf-8", "surrogatepass") + b"\1")
+
+    def visit(self, value: Any) -> None:
+        value = _unwrap(value)
+        if isinstance(value, PLAIN):
+            self.say("plain", repr(value))
+        elif isinstance(value, list | tuple):
+            self.say(type(value).__name__, len(value))
+            for each in value:
+                self.visit(each)
+        elif isinstance(value, set | frozenset):
+            self.say("set", sorted(map(repr, value)))
+        elif isinstance(value, dict):
+            self.say("dict", len(value))
+            for key, each in value.items():
+                self.say(repr(key))
+                self.visit(each)
+        elif id(value) in self.seen:
+            self.say("again", _name(value))
+        else:
+            self.seen[id(value)] = value
+            self._visit_once(value)
+
+    def _visit_once(self, value: Any) -> None:
+        if isinstance(value, types.MethodType):
+            self.visit(value.__func__)
+        elif isinstance(value, partial):
+            self.visit([value.func, value.args, value.keywords])
+        elif isinstance(value, types.FunctionType):
+            self._visit_function(value)
+        elif isinstance(value, type):
+            self._visit_class(value)
+        elif type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "shape"):
+            self.say("array", str(value.dtype), tuple(value.shape), _digest(value))
+        elif dataclasses.is_dataclass(value):
+            self.visit([type(value), [getattr(value, each.name) for each in dataclasses.fields(value)]])
+        else:
+            self.say("other", _name(type(value)))
+
+    def _visit_class(self, kind: type) -> None:
+        self.say("class", _name(kind))
+        for name, function in _list_patches(kind):
+            self.say(name)
+            self.visit(function)
+        if not self._is_followed(kind):
+            return
+        for base in kind.__bases__:
+            self.visit(base)
+        self._visit_module(kind.__module__)
+        for name, value in sorted(vars(kind).items()):
+            function = _unwrap(value)
+            made = isinstance(function, types.FunctionType) and function.__code__.co_filename == "<string>"
+            if name not in MADE and not (name in GENERATED and (made or not isinstance(function, types.FunctionType))):
+                self.say(name)
+                self.visit(value)
+
+    def _visit_module(self, name: str) -> None:
+        """Functions, classes and constants of a module, referred to or not. A script holds more than its methods."""
+        module = sys.modules.get(name)
+        if module is None or name == "__main__" or id(module) in self.seen:
+            return
+        self.seen[id(module)] = module
+        for key, value in sorted(vars(module).items()):
+            defined = isinstance(value, type | types.FunctionType) and value.__module__ == name
+            if defined or (isinstance(value, PLAIN) and not key.startswith("__")):
+                self.say(key)
+                self.visit(value)
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        self.say("function", _name(function))
+        if not self._is_followed(function):
+            return
+        self.visit([function.__defaults__, function.__kwdefaults__])
+        names = self._visit_code(function.__code__)
+        for cell in function.__closure__ or ():
+            try:
+                self.visit(cell.cell_contents)
+            except ValueError:  # it is empty
+                self.say("empty")
+        for name in sorted(names & function.__globals__.keys()):
+            self.say(name)
+            self._visit_global(function.__globals__[name], names)
+
+    def _visit_global(self, value: Any, names: set[str]) -> None:
+        """What a function refers to by name; of a module, what it refers to inside."""
+        if not isinstance(value, types.ModuleType):
+            self.visit(value)
+        elif value.__name__.partition(".")[0] != PACKAGE and not _is_library(value.__name__.partition(".")[0]):
+            for name in sorted(names & vars(value).keys()):
+                self.say(name)
+                self.visit(vars(value)[name])
+
+    def _visit_code(self, code: types.CodeType) -> set[str]:
+        """The code and all that is nested in it; every name that occurs."""
+        self.say("code", code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
+        names = set(code.co_names)
+        for const in code.co_consts:
+            if isinstance(const, types.CodeType):
+                names |= self._visit_code(const)
+            else:
+                self.visit(const)
+        return names
+
+    def _is_followed(self, value: Any) -> bool:
+        return _is_own(value) or _root(value) in self.plugins
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+
+
+def _digest(array: Any) -> str:
+    import numpy as np
+
+    plain = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+    return hashlib.sha256(repr(plain.tolist()).encode()).hexdigest()

@@ -1,0 +1,168 @@
+"""Edited code is another method: nothing that came of the old code is taken for what the new one gives."""
+
+import importlib
+import sys
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+
+from fedthe.fingerprint import fingerprint
+from fedthe.methods import METHODS, STUDIES
+from fedthe.methods.base import Method
+from fedthe.nets.cnn import CNN
+
+NET = CNN(3, size=16)
+SCRIPT = """
+from dataclasses import dataclass
+import torch
+from fedthe.methods.base import Answers, Method, Predictor
+{more}
+SIGN = 1.0
+UNUSED = 5
+def helper(x):
+    return SIGN * x
+@dataclass(frozen=True)
+class Mine(Predictor):
+    scale: float = 1.0
+    def step(self, method, mine, state, x, views):
+        # {comment}
+        return Answers(helper(method.logits(mine, x)) * {factor}), state
+    stream = Predictor.stream_by_steps
+"""
+
+
+def load(name, factor="1.0", more="", comment="", change=("", "")):
+    """The classes of a script, as `python script.py` or a notebook has them."""
+    space = {"__name__": name}
+    exec(compile(SCRIPT.format(factor=factor, more=more, comment=comment).replace(*change), "script.py", "exec"), space)
+    return space["Mine"]
+
+
+def mark(**how):
+    return fingerprint(Method(NET, load("__main__", **how)()))
+
+
+def test_the_packages_own_methods_have_none():
+    for make in (METHODS | STUDIES).values():
+        assert fingerprint(make(NET)) is None
+
+
+def test_the_same_code_is_the_same_whoever_compiled_it():
+    assert mark() == mark()
+    assert mark() == mark(comment="another comment")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("* 1.0)", "* 2.0)"),
+        ("return SIGN * x", "return SIGN * x + 0"),
+        ("SIGN = 1.0", "SIGN = 2.0"),
+        ("stream = Predictor.stream_by_steps", ""),
+        ("helper(method", "abs(method"),
+    ],
+)
+def test_a_change_of_what_runs_is_seen(change):
+    source = SCRIPT.format(factor="1.0", more="", comment="")
+    assert change[0] in source or change[0] == "* 1.0)"
+    assert mark() != mark(change=change if change[0] in source else ("* 1.0", "* 2.0"))
+
+
+def test_what_a_script_does_not_refer_to_is_not_seen():
+    assert mark() == mark(change=("UNUSED = 5", "UNUSED = 6"))
+
+
+def test_a_module_counts_as_a_whole_and_so_does_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    for number, other in ((5, 1), (6, 1), (6, 2), (6, 2)):
+        (tmp_path / "others_help.py").write_text(f"def more(x):\n    return x * {other}\n")
+        source = SCRIPT.format(factor="1.0", more="import others_help", comment="").replace(
+            "return SIGN * x", "return others_help.more(SIGN * x)"
+        )
+        (tmp_path / "my_plugin.py").write_text(source.replace("UNUSED = 5", f"UNUSED = {number}"))
+        for name in ("my_plugin", "others_help"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+        try:
+            module = importlib.import_module("my_plugin")
+        finally:
+            sys.dont_write_bytecode = before
+        seen.append(fingerprint(Method(NET, module.Mine())))
+    assert len(set(seen)) == 3
+    assert seen[2] == seen[3]
+
+
+def test_a_patched_class_of_the_package_is_not_the_packages_own(monkeypatch):
+    monkeypatch.setattr(Method, "local", lambda self, fit, shared, mine, shard: shared)
+    assert fingerprint(Method(NET)) is not None
+
+
+def test_a_base_a_part_and_a_closure_count():
+    def make(number):
+        @dataclass(frozen=True)
+        class Base(Method):
+            def local(self, fit, shared, mine, shard):
+                return fit(self.loss, shared, shard) if number else shared
+
+        @dataclass(frozen=True)
+        class Derived(Base):
+            pass
+
+        return Derived(NET)
+
+    assert fingerprint(make(1)) == fingerprint(make(1))
+    assert fingerprint(make(1)) != fingerprint(make(2))
+
+
+EDITED = """
+from dataclasses import dataclass
+import sys
+import torch
+torch.set_num_threads(1)
+import fedthe
+from fedthe.methods.base import Answers, Method, Predictor
+
+@dataclass(frozen=True)
+class Sign(Predictor):
+    def step(self, method, mine, state, x, views):
+        return Answers({sign}method.logits(mine, x)), state
+
+fedthe.METHODS["mine"] = lambda net: Method(net, Sign())
+results = fedthe.run(dataset=sys.argv[1], methods=["mine", "fedavg"], clients=3, dirichlet=1.0, rounds=2, local_epochs=1,
+                     samples=8, lr=0.1, out=sys.argv[2])
+print(results.reused, [row.right for row in results.rows if row.method == "mine"])
+"""
+
+
+def test_an_edited_method_does_not_get_the_old_answers(data, tmp_path):
+    import subprocess
+
+    def run(sign):
+        (tmp_path / "script.py").write_text(textwrap.dedent(EDITED).format(sign=sign))
+        command = [sys.executable, "script.py", data, str(tmp_path / "run")]
+        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert said.returncode == 0, said.stderr
+        reused, rows = said.stdout.split(" ", 1)
+        return int(reused), rows
+
+    first = run("")
+    assert first[0] == 0
+    assert run("") == (2, first[1])
+    edited = run("-")
+    assert edited[0] == 1  # FedAvg's answer
+    assert edited[1] != first[1]
+    assert run("") == (2, first[1])  # and back: the old answer is still there
+
+
+def test_the_word_on_answers_from_disk(data, tmp_path, fedthe):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        f'dataset = "{data}"\nclients = 3\nrounds = 1\nlocal_epochs = 1\nsamples = 2\nmethods = ["fedavg"]\n'
+    )
+    said = fedthe("run", path, f"out={tmp_path / 'run'}")
+    assert "from disk" not in said.out
+    said = fedthe("run", path, f"out={tmp_path / 'run'}", "methods=fedavg,memo_g")
+    assert "1 of 2 answers came from disk" in said.out

@@ -1,0 +1,60 @@
+"""Work on several cores: in order, bounded, and stopped by the first exception."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from fedthe.parallel import map_in_threads, one_thread_of_torch
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_come_in_order(threads):
+    assert list(map_in_threads(lambda i: time.sleep(0.002 * (i % 3)) or i * i, range(20), threads)) == [
+        i * i for i in range(20)
+    ]
+
+
+def test_as_many_items_as_threads_are_at_work_at_a_time():
+    together = threading.Barrier(3, timeout=30)  # breaks unless three come to it at a time
+    assert len(list(map_in_threads(lambda i: together.wait(), range(9), 3))) == 9
+
+
+def test_few_results_wait_to_be_taken():
+    begun = []
+    done = map_in_threads(lambda i: begun.append(i) or i, range(100), 3)
+    next(done)
+    time.sleep(0.05)
+    assert len(begun) <= 5
+    assert list(done) == list(range(1, 100))
+
+
+def test_every_worker_computes_with_one_thread_and_the_caller_as_before():
+    torch.set_num_threads(2)
+    try:
+        counts = list(map_in_threads(lambda i: torch.get_num_threads(), range(6), 3))
+        assert counts == [1] * 6
+        assert torch.get_num_threads() == 2
+        with one_thread_of_torch():
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_the_first_exception_interrupts_the_rest(error):
+    begun, ended = threading.Event(), []
+
+    def work(i):
+        if i == 0:
+            begun.wait(30)
+            raise error("no")
+        begun.set()
+        for _ in range(3000):  # 30 s of small operations, as training is
+            time.sleep(0.01)
+        ended.append(i)
+
+    with pytest.raises(error, match="no"):
+        list(map_in_threads(work, range(8), 2))
+    assert ended == []
