@@ -131,8 +131,8 @@ class Sign(Predictor):
         return Answers({sign}method.logits(mine, x)), state
 
 fedthe.METHODS["mine"] = lambda net: Method(net, Sign())
-results = fedthe.run(dataset=sys.argv[1], methods=["mine", "fedavg"], clients=3, dirichlet=1.0, rounds=2, local_epochs=1,
-                     samples=8, lr=0.1, out=sys.argv[2])
+results = fedthe.run(dataset=sys.argv[1], methods=["mine", "fedavg"], clients=3, dirichlet=1.0, rounds=2,
+                     local_epochs=1, samples=8, lr=0.1, out=sys.argv[2])
 print(results.reused, [row.right for row in results.rows if row.method == "mine"])
 """
 

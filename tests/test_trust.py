@@ -1,4 +1,4 @@
-"""A stored file is believed for what it says, not for its name; one method's exception is its own; processes share work."""
+"""A stored file is believed for what it says, not for its name; an exception stops one method; processes share work."""
 
 import json
 import os
@@ -141,7 +141,7 @@ def test_results_that_were_edited_are_not_read_as_those_of_the_run(name, done):
     text = path.read_text()
     path.write_text(text.replace("0", "9", 1))
     assert path.read_text() != text
-    with pytest.raises(InputError, match="run it again|was changed after"):
+    with pytest.raises(InputError, match=r"run it again|was changed after"):
         experiment.read_results(results.folder)
     assert again().table() == results.table()
     assert experiment.read_results(results.folder).table() == results.table()
@@ -238,10 +238,9 @@ def test_a_lock_is_for_one_at_a_time_and_leaves_nothing(tmp_path):
 
 
 def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path):
-    code = f"from fedthe import store; from pathlib import Path; import time\nwith store.hold(Path({str(tmp_path / 'x')!r})):"
-    child = subprocess.Popen(
-        [sys.executable, "-c", f"{code}\n    print('mine', flush=True); time.sleep(60)"], stdout=-1
-    )
+    code = "import sys, time, pathlib; from fedthe import store\n"
+    code += "with store.hold(pathlib.Path(sys.argv[1])):\n    print('mine', flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x")], stdout=-1)
     assert child.stdout.readline() == b"mine\n"
     with store.hold(tmp_path / "x", wait=False) as ours:
         assert not ours
