@@ -4,8 +4,8 @@
 
 Every run is a process of its own, so that start-up counts as it does for a user, and runs of all kinds take turns, so
 that a slower hour of the machine falls on all of them. `before` is what the package did at first: one client at a time,
-each operation spread over all cores. Threads that wait for a slower one burn their time, so beside other work such a run
-can take very long; it is cut off at CUT seconds, and counts as that long.
+each operation spread over all cores. Threads that wait for a slower one burn their time, so beside other work that can
+take very long; it is cut off at CUT seconds, and counts as that long.
 """
 
 from __future__ import annotations
