@@ -6,6 +6,8 @@ import time
 import pytest
 import torch
 
+import fedthe
+from fedthe import records, store
 from fedthe.parallel import map_in_threads, one_thread_of_torch
 
 
@@ -58,3 +60,28 @@ def test_the_first_exception_interrupts_the_rest(error):
     with pytest.raises(error, match="no"):
         list(map_in_threads(work, range(8), 2))
     assert ended == []
+
+
+def test_numbers_do_not_depend_on_how_many_clients_go_at_a_time(data, tmp_path):
+    """Bit for bit: what is trained, and every answer. And torch computes with as many threads as before."""
+    methods = ["fedavg", "ditto", "apfl", "fedthe_plus", "t3a", "knn_per"]
+    settings = {"clients": 5, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 3, "methods": methods}
+    kept = {}
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        try:
+            results = fedthe.run(dataset=data, out=str(tmp_path / str(threads)), threads=threads, **settings)
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+        assert results.environment["threads"] == threads
+        assert results.failures == {}
+        # the order of metadata in a file is safetensors' own; the hashes in it are of the tensors
+        files = sorted(results.folder.glob("trainings/*.safetensors"))
+        kept[threads] = {path.name: records._read_facts(path) for path in files} | {
+            (path.name, name): values.tobytes()
+            for path in sorted(results.folder.glob("samples/*.npz"))
+            for name, values in store.read_arrays(path).items()
+        }
+    assert len(kept[1]) > 5
+    assert kept[1] == kept[2] == kept[4]
