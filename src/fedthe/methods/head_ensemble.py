@@ -185,7 +185,7 @@ def descend(slope: Callable[[Tensor], Tensor], like: Tensor, search: Search) -> 
         gradient = slope(e) * e * (1 - e)
         m = search.beta1 * m + (1 - search.beta1) * gradient
         v = search.beta2 * v + (1 - search.beta2) * gradient**2
-        rate = search.lr / (1 - search.beta1**t)
+        rate = float(search.lr) / (1 - search.beta1**t)  # a float32 of NumPy would round the rest
         score = score - rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
     return torch.sigmoid(2 * score)
 
@@ -236,7 +236,10 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_within(value: object, low: float, high: float) -> bool:
-    return isinstance(value, Real) and bool(value <= high and not value < low)
+    try:
+        return isinstance(value, Real) and low <= float(value) <= high
+    except OverflowError:
+        return False
 
 
 def _take(name: str, value: object) -> Tensor:
@@ -253,7 +256,7 @@ def _take(name: str, value: object) -> Tensor:
             f"make a tensor of it, as by torch.tensor({name})."
         )
     if value.layout != torch.strided or value.is_nested:
-        raise InputError(f"head_ensemble needs dense tensors, but {name} is sparse or nested; pass {name}.to_dense().")
+        raise InputError(f"head_ensemble needs dense tensors, but {name} is sparse or nested; pass a dense copy.")
     if value.is_meta:
         raise InputError(f"head_ensemble needs numbers, but {name} is on the meta device and holds none.")
     return value
