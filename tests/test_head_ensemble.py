@@ -225,9 +225,9 @@ def test_a_mixture_of_the_largest_numbers_is_finite():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("row", [0, 1, 5, 63, 64, 129])
+@pytest.mark.parametrize("row", [0, 1, 5, 127, 128, 129, 200])
 def test_a_bad_row_does_not_reach_the_rows_before_it(row, value):
-    clean = make_stream(130, dtype=torch.float32)[0]
+    clean = make_stream(300, dtype=torch.float32)[0]
     bad = clean.clone()
     bad[row, 3] = value
     whole, broken = smooth(clean, clean[0], 0.1, 0.1)[0], smooth(bad, clean[0], 0.1, 0.1)[0]
@@ -248,12 +248,12 @@ def test_nor_does_it_under_vmap():
     assert torch.equal(lift(bad)[0], lift(clean)[0])
     assert torch.equal(lift(bad)[1, :20], lift(clean)[1, :20])
     assert torch.equal(lift(bad)[2], lift(clean)[2])
-    assert torch.equal(lift(clean)[1], smooth(clean[1], None, 0.1, 0.1)[0])
+    assert (lift(clean)[1] - smooth(clean[1], None, 0.1, 0.1)[0]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_smoothing_is_the_recurrence(alpha):
-    h = make_stream(133)[0]
+    h = make_stream(300)[0]
     smoothed, last = smooth(h, h[5], alpha, 0.2)
     history = h[5]
     for row, found in zip(h, smoothed, strict=True):

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..errors import InputError
 
 Weighting = Literal["slw", "fa", "em", "half"]  # by similarity (the paper's choice), or one of its ablations
+BLOCK = 128  # samples that the history is carried over at a time: few enough to stay in a processor's cache
 LARGEST = 1e100  # of any number given: squares of such numbers, and sums of them, still fit into float64
 
 
@@ -123,18 +124,26 @@ def smooth(features: Tensor, history: Tensor | None, alpha: float, beta: float) 
     The history starts as the first feature and moves by history = alpha * h + (1 - alpha) * history after each sample.
     Both are float64.
     """
-    h = features.double()
-    first = h[0] if history is None else history.double()
-    keep = 1 - alpha
-    after = torch.cat([alpha * h[:1] + keep * first, alpha * h[1:]])
-    # A scan by doubling: each pass lets every row reach back twice as far. Rows only add earlier rows to themselves, so
-    # a NaN never reaches the rows before it, as it would in a product with a triangular matrix: 0 * NaN is NaN.
-    reach = 1
+    last = (features[0] if history is None else history).double()
+    smoothed = []
+    for h in features.split(BLOCK):
+        before, last = _remember(h.double(), last, alpha)
+        smoothed.append(beta * h.double() + (1 - beta) * before)
+    return torch.cat(smoothed), last
+
+
+def _remember(h: Tensor, last: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
+    """The history before each sample of h [n, d], and after the last one.
+
+    A scan by doubling: each pass lets every row reach back twice as far. A row only adds earlier ones to itself, so a
+    NaN never reaches the rows before it, as it would in a product with a triangular matrix: 0 * NaN is NaN.
+    """
+    keep, reach = 1 - alpha, 1
+    after = torch.cat([alpha * h[:1] + keep * last, alpha * h[1:]])
     while reach < len(h):
-        after = torch.cat([after[:reach], after[reach:] + keep**reach * after[:-reach]])
+        after = torch.cat([after[:reach], torch.add(after[reach:], after[:-reach], alpha=keep**reach)])
         reach *= 2
-    before = torch.cat([first[None], after[:-1]])
-    return beta * h + (1 - beta) * before, after[-1]
+    return torch.cat([last[None], after[:-1]]), after[-1]
 
 
 def measure_gap(smoothed: Tensor, global_descriptor: Tensor, local_descriptor: Tensor) -> Tensor:
