@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 
 import cv2
+import mpmath
 import numpy as np
 import torch
 from PIL import Image, ImageOps
@@ -305,8 +306,8 @@ def head_ensemble_stream(
         optimizer = torch.optim.Adam([scalars], lr=lr, betas=(0.9, 0.999), eps=1e-8)
         for _ in range(steps):
             e = torch.softmax(scalars, 0)[0]
-            p = torch.softmax(e * y_g + (1 - e) * y_l, 0)
-            entropy = -(p * torch.log(p)).sum()
+            log_p = torch.log_softmax(e * y_g + (1 - e) * y_l, 0)  # not log(p), which is -inf where p is 0
+            entropy = -(log_p.exp() * log_p).sum()
             alignment = e * (h_prime - h_g).norm() + (1 - e) * (h_prime - h_l).norm()
             optimizer.zero_grad()
             (lam * entropy + (1 - lam) * alignment).backward()
@@ -316,6 +317,54 @@ def head_ensemble_stream(
         weights.append(e)
         answers.append(e * y_g + (1 - e) * y_l)
     return torch.stack(answers), torch.stack(weights), history
+
+
+# The same in 60 digits, number by number: at large scales float64 loses what decides between the heads
+
+
+def head_ensemble_exact(features, global_logits, local_logits, global_descriptor, local_descriptor) -> torch.Tensor:
+    """The weights e [n] of a stream, by the default settings."""
+    with mpmath.workdps(60):
+        tensors = (features, global_logits, local_logits, global_descriptor[None], local_descriptor[None])
+        rows = [[[mpmath.mpf(x) for x in row] for row in tensor.tolist()] for tensor in tensors]
+        return torch.tensor(exact_weights(*rows[:3], rows[3][0], rows[4][0]), dtype=torch.float64)
+
+
+def exact_weights(features, global_logits, local_logits, h_g, h_l) -> list[float]:
+    alpha, beta, history, weights = mpmath.mpf(0.1), mpmath.mpf(0.1), features[0], []
+    for h, y_g, y_l in zip(features, global_logits, local_logits, strict=True):
+        h_prime = [beta * x + (1 - beta) * y for x, y in zip(h, history, strict=True)]
+        p_g, p_l = exact_softmax(y_g), exact_softmax(y_l)
+        lam = exact_dot(p_g, p_l) / mpmath.sqrt(exact_dot(p_g, p_g) * exact_dot(p_l, p_l))
+        far = [[x - y for x, y in zip(h_prime, descriptor, strict=True)] for descriptor in (h_g, h_l)]
+        gap = mpmath.sqrt(exact_dot(far[0], far[0])) - mpmath.sqrt(exact_dot(far[1], far[1]))
+        weights.append(float(exact_search(y_g, y_l, lam, gap)))
+        history = [alpha * x + (1 - alpha) * y for x, y in zip(h, history, strict=True)]
+    return weights
+
+
+def exact_search(y_g, y_l, lam, gap, steps=20, lr=0.1):
+    """Adam on two scores, which stay opposite: s and -s."""
+    beta1, beta2, s, m, v = mpmath.mpf(0.9), mpmath.mpf(0.999), mpmath.mpf(0), mpmath.mpf(0), mpmath.mpf(0)
+    for t in range(1, steps + 1):
+        e = 1 / (1 + mpmath.exp(-2 * s))
+        z = [e * x + (1 - e) * y for x, y in zip(y_g, y_l, strict=True)]
+        p, moves = exact_softmax(z), [x - y for x, y in zip(y_g, y_l, strict=True)]
+        by_e = [q * (move - exact_dot(p, moves)) for q, move in zip(p, moves, strict=True)]  # of p
+        of_entropy = -exact_dot(by_e, [x - max(z) for x in z])  # log p but for a constant, and by_e adds up to 0
+        slope = (lam * of_entropy + (1 - lam) * gap) * e * (1 - e)
+        m, v = beta1 * m + (1 - beta1) * slope, beta2 * v + (1 - beta2) * slope**2
+        s -= mpmath.mpf(lr) * m / (1 - beta1**t) / (mpmath.sqrt(v / (1 - beta2**t)) + mpmath.mpf(1e-8))
+    return 1 / (1 + mpmath.exp(-2 * s))
+
+
+def exact_softmax(z):
+    powers = [mpmath.exp(x - max(z)) for x in z]
+    return [power / mpmath.fsum(powers) for power in powers]
+
+
+def exact_dot(x, y):
+    return mpmath.fsum(a * b for a, b in zip(x, y, strict=True))
 
 
 # Test-time methods, one sample at a time. Networks come in as functions `logits(params, x)` of flat dicts of tensors.

@@ -90,3 +90,32 @@ def test_test_time_equals_the_algorithm_written_out(world, method):
     assert (answers.logits - logits).abs().max() < 1e-4
     assert (weights - 0.5).abs().min() > 0.1  # e counts,
     assert weights.std() > 0.001  # and it is not one number
+
+
+def test_a_broken_sample_spoils_no_answer_before_it(world):
+    federation, shards, progress, _ = world
+    method = FedTHE(NET)
+    mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
+    x = scale(torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:10]))
+    broken = x.clone()
+    broken[6] = float("nan")
+
+    def ask(x):
+        return method.predictor.stream(method, mine, method.predictor.start(method, mine, shards[CLIENT]), x, None)[0]
+
+    clean, spoilt = ask(x), ask(broken)
+    assert torch.equal(spoilt.logits[:6], clean.logits[:6])
+    assert torch.equal(spoilt.info["e"][:6], clean.info["e"][:6])
+    assert spoilt.logits[6].isnan().all()
+
+
+def test_a_step_keeps_the_type_of_the_state(world):
+    """float64, so that a stream of float32 may be cut anywhere."""
+    federation, shards, progress, _ = world
+    method = FedTHE(NET)
+    mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
+    x = scale(torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:3]))
+    state = method.predictor.start(method, mine, shards[CLIENT])
+    answers, after = method.predictor.stream(method, mine, state, x, None)
+    assert state["history"].dtype == after["history"].dtype == torch.float64
+    assert answers.logits.dtype == answers.info["e"].dtype == torch.float32

@@ -111,7 +111,7 @@ class HeadEnsemble(Predictor):
             raise InputError(f"weighting must be one of {', '.join(get_args(Weighting))}, not {self.weighting!r}.")
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        nothing = torch.full_like(mine["descriptor"], float("nan"))  # no sample seen yet
+        nothing = torch.full_like(mine["descriptor"], float("nan"), dtype=torch.float64)  # no sample seen yet
         return {"history": nothing} if self.history else {}
 
     def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
