@@ -8,12 +8,13 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from . import foreign
 from .errors import InputError
 
 
@@ -110,15 +111,9 @@ def cached(kind: str, key: str, make: Callable[[], Mapping[str, np.ndarray]]) ->
     return arrays
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Every array of an npz file, with no pickle trusted."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
-    except Exception as error:  # what damage can raise in the zip, zlib and npy readers is no closed list
-        raise InputError(f"{path} is not a readable npz file ({error}); make or fetch it again.") from None
+def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, or those named, with no pickle trusted and no more unpacked than memory can hold."""
+    return foreign.read_arrays(path, names)
 
 
 def make_folder(folder: Path) -> None:

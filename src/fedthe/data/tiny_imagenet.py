@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import open_file, read_file, say_error, show_path
 from ..progress import track
-from .folder import SIZE, read_image
+from .folder import SIZE, make_room, read_image
 from .pool import Dataset, Pool
 from .source import name_classes
 
@@ -28,7 +29,7 @@ def load(path: Path, size: int | None = None) -> Dataset:
         if not wnids or len(set(wnids)) != len(wnids):
             raise InputError(f"{path}: wnids.txt must list each class once; fetch tiny_imagenet again.")
         rows = [*_list_train(path, files, wnids), *_list_val(path, files, wnids)]
-        images = np.empty((len(rows), size or SIZE, size or SIZE, 3), dtype=np.uint8)
+        images = make_room(len(rows), (size or SIZE, size or SIZE, 3))
         for row, (name, _) in enumerate(track("reading images", rows)):
             images[row] = read_image(f"{path}: {name!r}", files[name], images.shape[1:])
     names = {wnid: text.split(",")[0].strip() for wnid, text in words.items()}
@@ -42,17 +43,26 @@ def open_files(path: Path) -> Iterator[Files]:
     if path.is_dir() and not any(path.glob("**/wnids.txt")):
         path = next(iter(sorted(path.glob("*.zip"))), path)
     if path.is_dir():
-        found = {
-            file.relative_to(path).as_posix(): file.read_bytes for file in sorted(path.rglob("*")) if file.is_file()
+        found: Files = {
+            file.relative_to(path).as_posix(): partial(read_file, file, LIMIT)
+            for file in sorted(path.rglob("*"))
+            if not file.is_dir()
         }
         yield _from_top(path, found)
         return
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no whole folder or zip of Tiny-ImageNet ({error}); fetch it again.") from None
-    with archive:
-        entries = {entry.filename: entry for entry in archive.infolist() if not entry.filename.endswith("/")}
+    with ExitStack() as stack:
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
+        except InputError:
+            raise
+        except Exception as error:  # a damaged directory can lead zipfile to any error
+            raise InputError(
+                f"{show_path(path)} is no whole folder or zip of Tiny-ImageNet ({say_error(error)}); fetch it again."
+            ) from None
+        listed = [entry for entry in archive.infolist() if not entry.filename.endswith("/")]
+        entries = {entry.filename: entry for entry in listed}
+        if len(entries) < len(listed):
+            raise InputError(f"{show_path(path)} holds two files of one name; fetch it again.")
         yield _from_top(path, {name: partial(_read_entry, archive, entries[name]) for name in sorted(entries)})
 
 
@@ -62,7 +72,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     try:
         return archive.read(entry)
     except Exception as error:  # zlib's, struct's, and those of encryption and unknown methods
-        raise ValueError(f"the zip is damaged: {error}") from None
+        raise ValueError(f"the zip is damaged: {say_error(error)}") from None
 
 
 def _from_top(path: Path, found: Files) -> Files:
@@ -107,4 +117,4 @@ def _read_text(path: Path, files: Files, name: str) -> str:
     try:
         return files[name]().decode("utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {name} is not readable ({error}); fetch it again.") from None
+        raise InputError(f"{path}: {name} is not readable ({say_error(error)}); fetch it again.") from None
