@@ -29,7 +29,7 @@ def show_path(path: Path | str) -> str:
 def say_error(error: BaseException) -> str:
     """What went wrong, in one line without a full stop, to stand within a sentence."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return flatten(text, 200).rstrip(".")
+    return flatten(text, 500).rstrip(".")
 
 
 def open_file(path: Path) -> BinaryIO:

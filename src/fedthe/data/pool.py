@@ -57,7 +57,7 @@ class Pool:
 
     @cached_property
     def identity(self) -> str:
-        """What a manifest calls it: by its content where the name is only a file's, so that renaming it changes none."""
+        """What a manifest calls it: where the name is only a file's, its content, so that renaming changes nothing."""
         return PUBLISHED.get(self.digest, f"sha256:{self.digest}") if self.own else self.name
 
     @cached_property
