@@ -83,7 +83,7 @@ def _check_images(path: Path, images: Header) -> None:
 def _read_classes(path: Path, classes: np.ndarray) -> list[str]:
     try:
         names = [str(name) for name in classes.tolist()] if classes.dtype.kind == "U" and classes.ndim == 1 else []
-    except ValueError:  # numbers that are no characters
+    except (ValueError, SystemError):  # numbers that are no characters
         names = []
     if not 0 < len(names) <= MOST_CLASSES or len(set(names)) != len(names):
         raise InputError(
