@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import ssl
+import subprocess
 import tarfile
 import threading
 import time
@@ -336,3 +339,41 @@ def test_tar_headers_cannot_claim_memory_or_files(tmp_path: Path, monkeypatch: p
         for number in range(11):
             archive.addfile(tarfile.TarInfo(str(number)))
     fails(lambda: package.unpack(tmp_path / "b.tar", tmp_path / "b"), "b.tar", "more than 10 files")
+
+
+# ---------------------------------------------------------------- over TLS
+
+
+@pytest.fixture
+def secure(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The same server with a certificate of its own, which this process trusts."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    names = ["-days", "1", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, *names], check=True, capture_output=True, timeout=60)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    plain = server.answer
+    monkeypatch.setattr(
+        server, "answer", lambda line, answer: plain(context.wrap_socket(line, server_side=True), answer)
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    server.url = server.url.replace("http:", "https:")
+    return server
+
+
+def test_https_is_fetched_and_does_not_lead_to_http(secure: Server, tmp_path: Path) -> None:
+    secure.answers = [redirect("/b"), whole(b"content"), redirect(secure.url.replace("https:", "http:"))]
+    download.download(f"{secure.url}/a", tmp_path / "part")
+    assert (tmp_path / "part").read_bytes() == b"content"
+    fails(lambda: download.download(f"{secure.url}/a", tmp_path / "other"), "only redirects to https")
+    assert len(secure.asked) == 3
+
+
+def test_https_that_drips_is_given_up(secure: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "WINDOW", 0.5)
+    secure.answers = [drip(b"HTTP/1.1 200 OK\r\n\r\n", b"x")] * 3
+    fails(lambda: download.download(f"{secure.url}/a", tmp_path / "part"), "less than 2000 bytes a second")
