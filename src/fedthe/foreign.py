@@ -59,7 +59,7 @@ def read_file(path: Path, limit: int) -> bytes:
 def _refuse_special(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise InputError(f"{show_path(path)} is {kind}, where a plain file must be.")
+        raise InputError(f"{show_path(path)} is {kind}, not a plain file; name one, or put one there.")
 
 
 def find_room() -> int:

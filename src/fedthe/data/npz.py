@@ -64,9 +64,11 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
             f"{show_path(path)} has an array 'clients', but rows are dealt to clients by their labels; "
             "save it without clients."
         )
-    if not set(names) <= set(ARRAYS):
+    others = [name for name in names if name not in ARRAYS]
+    if others:
         raise InputError(
-            f"{show_path(path)} has arrays that nothing reads (it has {shown}); save it with {', '.join(ARRAYS)} only."
+            f"{show_path(path)} has arrays that nothing reads ({flatten(', '.join(others), 200)}); "
+            f"save it with {', '.join(ARRAYS)} only."
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import InputError
 from ..text import flatten
 
-LARGEST = 2**63  # larger ones mean nothing here, and Python may refuse to print them
+LARGEST = 10**18  # larger ones mean nothing here, and Python may refuse to print them
 
 
 def read_whole(name: str, value: Any) -> int:
@@ -17,7 +17,7 @@ def read_whole(name: str, value: Any) -> int:
     except TypeError:
         raise InputError(f"{name} must be a whole number, not {flatten(repr(value), 60)}.") from None
     if not -LARGEST < number < LARGEST:
-        raise InputError(f"{name} is too large: it has {number.bit_length()} bits.")
+        raise InputError(f"{name} must be a whole number of at most 18 digits.")
     return number
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import InputError
 from ..foreign import open_file, read_file, say_error, show_path
 from ..progress import track
+from ..text import clean
 from .folder import SIZE, make_room, read_image
 from .pool import Dataset, Pool
 from .source import name_classes
@@ -27,11 +28,11 @@ def load(path: Path, size: int | None = None) -> Dataset:
         wnids = _read_text(path, files, "wnids.txt").split()
         words = dict(line.split("\t", 1) for line in _read_text(path, files, "words.txt").splitlines() if "\t" in line)
         if not wnids or len(set(wnids)) != len(wnids):
-            raise InputError(f"{path}: wnids.txt must list each class once; fetch tiny_imagenet again.")
+            raise InputError(f"{show_path(path)}: wnids.txt must list each class once; fetch tiny_imagenet again.")
         rows = [*_list_train(path, files, wnids), *_list_val(path, files, wnids)]
         images = make_room(len(rows), (size or SIZE, size or SIZE, 3))
         for row, (name, _) in enumerate(track("reading images", rows)):
-            images[row] = read_image(f"{path}: {name!r}", files[name], images.shape[1:])
+            images[row] = read_image(f"{show_path(path)}: {name!r}", files[name], images.shape[1:])
     names = {wnid: text.split(",")[0].strip() for wnid, text in words.items()}
     labels = np.array([label for _, label in rows], dtype=np.int64)
     return Dataset(Pool("tiny_imagenet", images, labels, name_classes(wnids, names)))
@@ -78,7 +79,7 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 def _from_top(path: Path, found: Files) -> Files:
     tops = [name for name in found if PurePosixPath(name).name == "wnids.txt"]
     if not tops:
-        raise InputError(f"{path} holds no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
+        raise InputError(f"{show_path(path)} holds no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
     top = min(tops, key=lambda name: name.count("/")).removesuffix("wnids.txt")
     return {name.removeprefix(top): read for name, read in found.items() if name.startswith(top)}
 
@@ -92,7 +93,9 @@ def _list_train(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, i
                 rows.append((name, label[wnid]))
     missing = set(range(len(wnids))) - {position for _, position in rows}
     if missing:
-        raise InputError(f"{path} has no images at train/{wnids[min(missing)]}/images; fetch tiny_imagenet again.")
+        raise InputError(
+            f"{show_path(path)} has no images at train/{clean(wnids[min(missing)])}/images; fetch tiny_imagenet again."
+        )
     return sorted(rows, key=lambda row: row[1])  # stable: by class, then by name
 
 
@@ -105,7 +108,7 @@ def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int
             continue  # of a class that this subset left out
         if f"val/images/{file}" not in files:
             raise InputError(
-                f"{path} has no {'val/images/' + file!r}, which val_annotations.txt names; fetch it again."
+                f"{show_path(path)} has no {'val/images/' + file!r}, which val_annotations.txt names; fetch it again."
             )
         rows.append((f"val/images/{file}", wnids.index(wnid)))
     return rows
@@ -113,8 +116,8 @@ def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int
 
 def _read_text(path: Path, files: Files, name: str) -> str:
     if name not in files:
-        raise InputError(f"{path} holds no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
+        raise InputError(f"{show_path(path)} holds no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
     try:
         return files[name]().decode("utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {name} is not readable ({say_error(error)}); fetch it again.") from None
+        raise InputError(f"{show_path(path)}: {name} is not readable ({say_error(error)}); fetch it again.") from None
