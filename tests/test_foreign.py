@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tracemalloc
 import warnings
 import zipfile
 import zlib
@@ -20,7 +21,7 @@ import pytest
 from PIL import Image
 
 from fedthe import foreign, store
-from fedthe.data import decode, load_dataset
+from fedthe.data import cifar, decode, load_dataset
 from fedthe.data.folder import read_image
 from fedthe.data.frost import load_frost
 from fedthe.data.imagenet32 import read_map
@@ -202,6 +203,17 @@ def test_a_zip_directory_that_lies_is_found_out(tmp_path: Path) -> None:
     assert raw.count(size) == 2
     file.write_bytes(raw.replace(size, struct.pack("<I", 1000)))
     fails(lambda: store.read_npz(file), file)
+
+
+def test_npy_files_cannot_claim_memory_either(tmp_path: Path) -> None:
+    """CIFAR-10.1's format; NumPy would allocate what the header claims before it looks for the bytes."""
+    claim = npy_bytes(header("|u1", (3_000_000, 32, 32, 3)), bytes(100))
+    (tmp_path / "cifar10.1_v6_data.npy").write_bytes(claim)
+    tracemalloc.start()
+    fails(lambda: cifar.read_shift(tmp_path, "v6"), "cifar10.1_v6_data.npy", "claims")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000_000
 
 
 def test_there_is_room_for_real_datasets() -> None:

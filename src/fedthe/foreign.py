@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -112,6 +112,15 @@ def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, np.
         return {name: _read_array(archive, entry) for name, entry in wanted.items()}
 
 
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an npy file, no pickle trusted; what is wrong with it can raise any error."""
+    with open_file(path) as file:
+        header = _check_header(path.name, file, os.fstat(file.fileno()).st_size)
+        check_room(show_path(path), header.size, "use a machine with more")
+        file.seek(0)
+        return np.asarray(npy.read_array(file, allow_pickle=False))
+
+
 @contextmanager
 def _open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
     try:
@@ -144,19 +153,21 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
-    """Checked against the bytes there are, so that a header cannot make its reader allocate more."""
-    name = clean(entry.filename.removesuffix(".npy"))
     with archive.open(entry) as stream:
-        version = npy.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):  # 3.0 is only for records
-            raise ValueError(f"{name!r} is of npy version {version[0]}.{version[1]}")
-        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
-        header = Header(shape, dtype)
-        start = stream.tell()
+        return _check_header(clean(entry.filename.removesuffix(".npy")), stream, entry.file_size)
+
+
+def _check_header(name: str, stream: IO[bytes], size: int) -> Header:
+    """The header of an npy file, which must fit its `size`: so it cannot make its reader allocate more."""
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):  # 3.0 is only for records
+        raise ValueError(f"{name!r} is of npy version {version[0]}.{version[1]}")
+    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
+    header, rest = Header(shape, dtype), size - stream.tell()
     if dtype.kind not in "biufcSU" or dtype.itemsize == 0:
         raise ValueError(f"{name!r} is an array of {'objects' if dtype.hasobject else clean(str(dtype))}")
-    if min(shape, default=0) < 0 or header.size != entry.file_size - start:
-        raise ValueError(f"the header of {name!r} claims {header.size} bytes, and it has {entry.file_size - start}")
+    if min(shape, default=0) < 0 or header.size != rest:
+        raise ValueError(f"the header of {name!r} claims {header.size} bytes, and it has {rest}")
     return header
 
 

@@ -72,7 +72,7 @@ DATASETS: dict[str, Source] = {
     "tiny_imagenet": Source(
         tiny_imagenet.load,
         about="Tiny-ImageNet, 200 classes or some of them, a folder or a zip",
-        advice="run `fedthe data fetch tiny_imagenet`",
+        advice="run `fedthe data fetch tiny_imagenet --source http`",
     ),
     "folder": Source(
         folder.load,
