@@ -54,7 +54,7 @@ def save_png(file: Path) -> Path:
 # ---------------------------------------------------------------- special files
 
 
-@pytest.fixture(params=["fifo", "socket", "zero", "tty"])
+@pytest.fixture(params=["fifo", "socket", "zero", "null"])
 def special(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
     """Puts a special file at a path."""
     if not hasattr(os, "mkfifo"):
@@ -74,7 +74,7 @@ def special(request: pytest.FixtureRequest) -> Iterator[Callable[[Path], Path]]:
             opened[-1].bind(str(short))
             short.rename(path)
         else:
-            path.symlink_to("/dev/zero" if request.param == "zero" else "/dev/tty")
+            path.symlink_to(f"/dev/{request.param}")
         return path
 
     yield put
