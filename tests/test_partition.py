@@ -98,6 +98,13 @@ def test_the_split_is_frozen_per_client_and_seeds_differ():
         (LABELS, 401, 0.1, "balanced", "use at most 400 clients"),
         (LABELS, 10, 0.0, "balanced", "positive"),
         (LABELS, 10, float("nan"), "balanced", "positive"),
+        (LABELS, 10, float("inf"), "balanced", "positive"),
+        (LABELS, 10, -1.0, "balanced", "positive"),
+        (LABELS, 10, 1e-320, "unbalanced", "from 1e-6"),
+        (LABELS, 10, 1e308, "unbalanced", "to 1e9"),
+        (LABELS, 10**30, 0.1, "balanced", "use at most 400 clients"),
+        (np.arange(100_000), 20_000, 0.1, "unbalanced", "use at most 100 clients"),
+        (np.arange(100_000), 20_000, 0.1, "balanced", "use at most 100 clients"),
         (LABELS, 10, 1e-4, "unbalanced", "raise dirichlet"),
         (np.zeros(100, dtype=np.int64), 10, 0.01, "balanced", "raise dirichlet"),
     ],
@@ -119,6 +126,26 @@ def test_many_classes_and_a_stray_label_are_refused_or_dealt_in_bounded_time():
         partition(np.arange(20_000) % 3000, 20, 0.001, 0, "balanced")
     stray = np.r_[np.arange(299) % 3, 99_999]
     assert len(held(partition(stray, 4, 1.0, 0, "balanced"))) == 300
+
+
+@pytest.mark.parametrize("dirichlet", [1e3, 1e6, 1e9])
+def test_a_huge_dirichlet_value_means_that_all_clients_are_alike(dirichlet):
+    for split in partition(LABELS, 10, dirichlet, 0, "unbalanced"):
+        assert np.ptp(np.bincount(LABELS[split.rows], minlength=10)) <= 6
+
+
+def test_dealing_equals_a_search_for_each_class():
+    rows, counts = np.random.default_rng(0).permutation(2000)[:900], None
+    labels = LABELS * 3  # of 30 classes, 20 are absent
+    totals = np.bincount(labels[rows], minlength=30)
+    counts = np.stack([totals // 3, totals // 4, totals - totals // 3 - totals // 4], 1)
+    hands = [[] for _ in range(3)]
+    for c in range(30):
+        of_class = [row for row in rows if labels[row] == c]
+        for hand, count in zip(hands, counts[c], strict=True):
+            hand += of_class[:count]
+            del of_class[:count]
+    assert [hand.tolist() for hand in part._deal(rows, labels, counts)] == hands
 
 
 def test_ten_thousand_clients_are_dealt():

@@ -1,6 +1,7 @@
 """The federation: leak-free, complete, and locked by golden hashes."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from conftest import make_pool
 from fedthe.data import load_dataset
 from fedthe.data.corrupt import CORRUPTIONS
 from fedthe.data.plan import Settings, build
-from fedthe.data.pool import Dataset, Pool
+from fedthe.data.pool import PUBLISHED, Dataset, Pool
 from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL
 from fedthe.errors import InputError
 
+SHIFT_SAMPLE = Path(__file__).parents[2] / "shared/data/cifar10_natural_tiny_imagenet.npz"
 TESTS = ["original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc"]
 
 # The rows of these federations may never change: every published number rests on them. Hashes of whole manifests.
@@ -173,6 +175,23 @@ def test_bad_settings_are_refused(change, says):
         Settings(**change)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("clients", value) for value in (2**63, -(2**63), 10**30)),
+        *(("seed", value) for value in (2**31, 10**30, 1 << 20_000)),
+        *(("severity", value) for value in (10**30, 1 << 20_000)),
+        *(("dirichlet", value) for value in (float("nan"), float("inf"), 1e-320, 1e308, 0, -1, 1 << 20_000, "x", None)),
+        *(("train_fraction", value) for value in (float("nan"), 1e-400, 1.1, 1 << 20_000, "x")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_absurd_numbers_are_one_sentence(name, value):
+    with pytest.raises(InputError, match=name) as caught:
+        Settings(**{name: value})
+    assert len(str(caught.value)) < 200
+
+
 def test_settings_go_by_value():
     assert Settings(dirichlet=1, seed=np.int64(3)) == Settings(dirichlet=1.0, seed=3)
     for change in ({"seed": 1.5}, {"clients": 10.0}, {"severity": "5"}):
@@ -191,6 +210,51 @@ def test_the_content_hash_tells_other_pixels_apart_and_the_manifest_hash_other_s
         build(Dataset(larger), Settings(clients=10)).manifest_hash
         != build(Dataset(dataset.pool), Settings(clients=10)).manifest_hash
     )
+
+
+def test_renaming_a_file_changes_no_manifest_and_other_pixels_do(tmp_path):
+    labels, shifted = np.arange(300) % 3, np.arange(60) % 2
+    arrays = {name: make_pool(of, name, classes=3) for name, of in (("a", labels), ("b", labels), ("shift", shifted))}
+    for name, pool in arrays.items():
+        np.savez(tmp_path / f"{name}.npz", images=pool.images, labels=pool.labels, classes=["x", "y", "z"])
+        for row, (image, label) in enumerate(zip(pool.images, pool.labels, strict=True)):
+            (tmp_path / name / "xyz"[label]).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(tmp_path / name / "xyz"[label] / f"{row:03}.png")
+    leaky = {"images": np.r_[arrays["shift"].images, arrays["a"].images[:5]], "labels": np.r_[shifted, labels[:5]]}
+    np.savez(tmp_path / "leaky.npz", **leaky)
+
+    def hashes(kind, name, shift):
+        suffix = ".npz" if kind == "npz" else ""
+        dataset = load_dataset(f"{kind}:{tmp_path / name}{suffix}", natural=f"npz:{tmp_path / shift}.npz", size=8)
+        federation = build(dataset, Settings(clients=3, dirichlet=1.0))
+        assert any(f"natural ({shift})" in note for note in federation.notes)  # people see the name
+        return federation.manifest_hash, federation.training_hash, federation.content_hash
+
+    for kind in ("npz", "folder"):
+        before = hashes(kind, "a", "leaky")
+        for name, suffix in (("a", ".npz" if kind == "npz" else ""), ("leaky", ".npz")):
+            (tmp_path / f"{name}{suffix}").rename(tmp_path / f"renamed {name}{suffix}")
+        assert hashes(kind, "renamed a", "renamed leaky") == before
+        (tmp_path / "renamed leaky.npz").rename(tmp_path / "leaky.npz")
+        other = hashes(kind, "b", "shift")
+        assert not set(other) & set(before)  # the same labels, other pixels
+
+
+def test_published_shifts_keep_the_name_in_their_manifests():
+    pool = make_pool(np.arange(30) % 3)
+    own = Pool("my file", pool.images, pool.labels, pool.classes, own=True)
+    assert own.identity == f"sha256:{own.digest}"
+    assert pool.identity == "made"
+    assert PUBLISHED["aeb7a9c0f16fcdf5d46178b111f959ec20b50e007185d0d564c89f9d6f5bc8e5"] == "Tiny-ImageNet"
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not SHIFT_SAMPLE.exists(), reason="the sample shift is not beside this checkout")
+def test_the_manifests_of_the_published_results_are_still_the_same(cifar10_home, tmp_path):
+    (tmp_path / "any name.npz").symlink_to(SHIFT_SAMPLE)
+    dataset = load_dataset("cifar10", natural=f"npz:{tmp_path / 'any name.npz'}", home=cifar10_home)
+    (case, *_) = json.loads((Path(__file__).parents[1] / "results/main-dir0.1.json").read_text())["cases"]
+    assert {str(s): build(dataset, Settings(seed=s)).manifest_hash for s in range(3)} == case["manifests"]
 
 
 def test_images_of_a_shift_that_are_in_the_pool_are_left_out_and_it_is_said(dataset):

@@ -114,7 +114,7 @@ def test_unknown_names_are_answered_with_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, source in DATASETS.items() if source.lies == "home"])
 def test_a_missing_dataset_says_where_and_how(tmp_path: Path, name: str) -> None:
     assert find(name, tmp_path) is None
-    way_out = "image-net.org" if name == "imagenet32" else f"`fedthe data fetch {name}`"
+    way_out = "image-net.org" if name == "imagenet32" else f"`fedthe data fetch {name}"
     fails(lambda: load_dataset(name, home=tmp_path), name, tmp_path / "data" / name, way_out)
     fails(lambda: load_dataset(f"{name}:{tmp_path / 'x'}"), tmp_path / "x", way_out)
     (tmp_path / "data" / name).mkdir(parents=True)
@@ -720,7 +720,7 @@ def test_pictures_are_turned_upright_and_cropped_in_the_middle(tmp_path: Path) -
     assert squeezed[1, 3].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp", "tiff", "webp"])
+@pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp", "tiff", "webp", "ppm"])
 def test_damaged_images_are_refused(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "cat" / f"x.{kind}"
     file.parent.mkdir()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import store, tree
+from . import foreign, store, tree
 from .engine.clients import Clients
 from .engine.visit import Engine, Progress
 from .errors import Damaged, InputError
@@ -78,6 +78,7 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
     if not path.exists():
         return None
     try:
+        foreign.open_file(path).close()  # which a FIFO or a device is not
         with safe_open(path, framework="pt") as file:
             facts = _check_facts(path, file.metadata() or {})
             # copies: how a tensor lies in the file would decide about the last bits of products
@@ -134,6 +135,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        foreign.open_file(path).close()
         with safe_open(path, framework="pt") as file:
             return _check_facts(path, file.metadata())
     except (SafetensorError, OSError, LookupError, ValueError, TypeError):  # a Damaged is a ValueError
@@ -165,11 +167,12 @@ def clients_file(path: Path) -> Path:
 def read_json(path: Path) -> Any:
     """What `store.write_json` wrote, or None if there is no such file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with foreign.open_file(path) as file:
+            return json.load(file)
     except FileNotFoundError:
         return None
-    except (ValueError, OSError) as error:
-        raise InputError(f"{path} is damaged ({error}); delete it to compute it again.") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise InputError(f"{path} is damaged ({foreign.say_error(error)}); delete it to compute it again.") from None
 
 
 def read_samples(path: Path) -> dict[str, np.ndarray]:

@@ -10,15 +10,16 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from . import foreign
 from .errors import Damaged, InputError
-from .text import clean, flatten
+from .text import clean
 
 try:
     import fcntl
@@ -105,20 +106,23 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
 # edited, or copied over another is noticed when it is read.
 
 
-def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+def write_sealed(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
     """A JSON object, sealed."""
-    write_json(path, {**value, "id": path.stem, "sha256": _seal(path.stem, value)})
+    write_json(path, {**value, "seal": [path.stem, _seal(path.stem, value)]}, indent)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
     """What `write_sealed` wrote, or None if there is no such file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        given = value.pop("id"), value.pop("sha256")
+        with foreign.open_file(path) as file:
+            value = json.load(file)
+        given = tuple(value.pop("seal"))
     except FileNotFoundError:
         return None
+    except KeyError:
+        raise Damaged(f"{path} is not sealed: it was made by an earlier version, or by hand.") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"{path} is damaged ({_say(error)}).") from None
+        raise Damaged(f"{path} is damaged ({foreign.say_error(error)}).") from None
     _check_seal(path, path.stem, given, value)
     return dict(value)
 
@@ -136,13 +140,13 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """What `write_arrays` wrote."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with foreign.open_file(path) as file, zipfile.ZipFile(file) as archive:
             given = tuple(json.loads(archive.comment))
         arrays = read_npz(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except Exception as error:  # what damage can raise in the zip and zlib readers is no closed list
-        raise Damaged(f"{path} is damaged ({_say(error)}).") from None
+        raise Damaged(f"{path} is damaged ({foreign.say_error(error)}).") from None
     _check_seal(path, path.stem, given, *_list_arrays(arrays))
     return arrays
 
@@ -157,18 +161,15 @@ def _seal(id: str, *content: Any) -> str:
 
 def _check_seal(path: Path, id: str, given: tuple[Any, ...], *content: Any) -> None:
     if len(given) != 2 or given[0] != id:
-        raise Damaged(f"{path} is {clean(str(given[0]))} under another name.")
+        raise Damaged(f"{path} is {clean(str(given[0] if given else 'a file'))} under another name.")
     if given[1] != _seal(id, *content):
         raise Damaged(f"{path} was changed after it was written.")
 
 
-def _say(error: Exception) -> str:
-    return flatten(error, 200) or type(error).__name__
-
-
 def file_hash(path: Path) -> str:
     """SHA-256 of a file's bytes."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with foreign.open_file(path) as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
 
 @contextmanager
@@ -238,15 +239,9 @@ def cached(kind: str, key: str, make: Callable[[], Mapping[str, np.ndarray]]) ->
     return arrays
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Every array of an npz file, with no pickle trusted."""
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist.") from None
-    except Exception as error:  # what damage can raise in the zip, zlib and npy readers is no closed list
-        raise InputError(f"{path} is not a readable npz file ({error}); make or fetch it again.") from None
+def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, or those named, with no pickle trusted and no more unpacked than memory can hold."""
+    return foreign.read_arrays(path, names)
 
 
 def make_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from .. import store
 from ..errors import InputError
 from ..plugins import load_plugins
 from . import cifar, digits, folder, idx, imagenet32, npz, tiny_imagenet
+from .numbers import read_whole
 from .pool import Dataset, Pool
 from .source import Report, Source, locate, make_report, pick_shifts, pick_source
 
@@ -71,7 +72,7 @@ DATASETS: dict[str, Source] = {
     "tiny_imagenet": Source(
         tiny_imagenet.load,
         about="Tiny-ImageNet, 200 classes or some of them, a folder or a zip",
-        advice="run `fedthe data fetch tiny_imagenet`",
+        advice="run `fedthe data fetch tiny_imagenet --source http`",
     ),
     "folder": Source(
         folder.load,
@@ -105,7 +106,7 @@ def load_dataset(
     natural: None for what is at hand, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
     size: pixels of a side, where the dataset's own is not wanted.
     """
-    if size is not None and not 1 <= size <= 1024:
+    if size is not None and not 1 <= (size := read_whole("size", size)) <= 1024:
         raise InputError(f"size must be from 1 to 1024 pixels, but is {size}.")
     name, source, path = locate(spec, DATASETS, home or store.home())
     if size is not None and size > LARGE and source.lies == "home":

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import read_npy, say_error
 from .folder import fit_images
 from .pool import Dataset, Pool
 from .source import check_labels
@@ -81,13 +82,10 @@ def _find_file(path: Path, name: str) -> Path:
 
 def _read_npy(file: Path) -> np.ndarray:
     try:
-        with file.open("rb") as stream:
-            array = np.load(stream, allow_pickle=False)
-            if not isinstance(array, np.ndarray) or stream.read(1):
-                raise ValueError("it is no single array")
-            return array
+        return read_npy(file)
+    except InputError:
+        raise
     except Exception as error:  # NumPy parses the header as Python, which can fail in any way
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{file} is not a readable npy file ({reason}); run `fedthe data fetch cifar10.1-v6`."
+            f"{file} is not a readable npy file ({say_error(error)}); run `fedthe data fetch cifar10.1-v6`."
         ) from None

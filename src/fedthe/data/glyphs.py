@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from .. import rng
 from ..errors import InputError
+from ..foreign import check_room
 from ..progress import track
 from ..store import cached, content_hash
 from .pool import Dataset, Pool
@@ -77,6 +78,7 @@ def load(path: Path | None = None, size: int = 32, seed: int = 0, n: int = 10_00
             f"glyphs needs 8 pixels or more and at least one image of each kind, "
             f"but size is {size}, n {n} and n_shift {n_shift}."
         )
+    check_room(f"{n:,} glyphs of {size} x {size}", (n + n_shift) * size * size * 3, "set a smaller size")
     shift = _cached_pool("unseen-typefaces", SHIFT_TYPEFACES, n_shift, size, seed)
     return Dataset(_cached_pool("glyphs", POOL_TYPEFACES, n, size, seed), {shift.name: shift})
 

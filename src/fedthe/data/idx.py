@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import open_file, say_error, show_path
 from .folder import fit_images
 from .pool import Dataset, Pool
 from .source import check_labels
@@ -67,7 +68,7 @@ def read_pool(name: str, path: Path, part: str, size: int | None = None) -> Pool
 def read_idx(file: Path, dimensions: int) -> np.ndarray:
     """The bytes of an idx file: uint8, with as many dimensions as asked for."""
     try:
-        with file.open("rb") as raw:
+        with open_file(file) as raw:
             zipped = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with gzip.open(raw) if zipped else raw as stream:
@@ -81,6 +82,8 @@ def read_idx(file: Path, dimensions: int) -> np.ndarray:
                 if len(content) != count:
                     more = "more" if len(content) > count else f"only {len(content)}"
                     raise ValueError(f"its header claims {count} bytes and it has {more}")
+    except InputError:
+        raise
     except (OSError, EOFError, ValueError, struct.error, zlib.error) as error:
-        raise InputError(f"{file} is not a whole idx file ({error}); fetch it again.") from None
+        raise InputError(f"{show_path(file)} is not a whole idx file ({say_error(error)}); fetch it again.") from None
     return np.frombuffer(bytearray(content), dtype=np.uint8).reshape(shape)  # writable, as torch wants it

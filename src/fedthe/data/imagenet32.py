@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import read_file, say_error
 from .folder import fit_images, read_folders
 from .pool import Dataset, Pool
 from .source import name_classes
@@ -58,10 +59,12 @@ def list_files(path: Path) -> list[Path]:
 def read_map(file: Path) -> tuple[list[str], dict[str, str]]:
     """WordNet ids in the order of the labels, 1 first, and their names, from lines like "n02119789 1 kit_fox"."""
     try:
-        rows = [line.split() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [line.split() for line in read_file(file, 1 << 20).decode("utf-8").splitlines() if line.strip()]
         wnids = {int(number): wnid for wnid, number, _ in rows}
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} is not a list of 'wnid number name' lines ({error}); get it again.") from None
+        raise InputError(
+            f"{file} is not a list of 'wnid number name' lines ({say_error(error)}); get it again."
+        ) from None
     if len(rows) != 1000 or sorted(wnids) != list(range(1, 1001)) or len(set(wnids.values())) != 1000:
         raise InputError(f"{file} must number 1,000 classes from 1 to 1000, each once; get it again.")
     return [wnids[number] for number in range(1, 1001)], {wnid: name for wnid, _, name in rows}

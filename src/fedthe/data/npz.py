@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import Header, read_headers, show_path
 from ..store import read_npz
+from ..text import flatten
 from .folder import fit_images
 from .pool import Dataset, Pool
 from .source import check_labels, find_classes
 
+ARRAYS = ("images", "labels", "classes")
 MOST_CLASSES = 100_000  # a label above is a mistake, and would be given as many class names
 
 
@@ -20,7 +24,7 @@ def load(path: Path, size: int | None = None) -> Dataset:
     if classes is None:
         classes = [str(number) for number in range(int(labels.max()) + 1)]
     shape = images.shape[1:] if size is None else (size, size, images.shape[3])
-    return Dataset(Pool(path.stem, fit_images(images, shape), labels, tuple(classes)))
+    return Dataset(Pool(path.stem, fit_images(images, shape), labels, tuple(classes), own=True))
 
 
 def load_shift(path: Path, pool: Pool) -> Pool:
@@ -30,29 +34,62 @@ def load_shift(path: Path, pool: Pool) -> Pool:
         check_labels(path, labels, len(images), 0, len(pool.classes) - 1)
     else:
         labels = find_classes(path, classes, pool)[labels]
-    return Pool(path.stem, fit_images(images, pool.images.shape[1:]), labels, pool.classes)
+    return Pool(path.stem, fit_images(images, pool.images.shape[1:]), labels, pool.classes, own=True)
 
 
 def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
     """images uint8 [n, h, w, 1 or 3], labels [n], and the names of the classes where the file has them."""
-    arrays = read_npz(path)
-    for name in ("images", "labels"):
-        if name not in arrays:
-            has = ", ".join(arrays) or "nothing"
-            raise InputError(f"{path} has no array {name!r} (it has {has}); save it with images=... and labels=...")
+    headers = read_headers(path)
+    _check_names(path, list(headers))
+    _check_images(path, headers["images"])
+    arrays = read_npz(path, headers)
     images, labels = arrays["images"], arrays["labels"]
     if images.ndim == 3:
         images = images[..., None]
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
+    classes = _read_classes(path, arrays["classes"]) if "classes" in arrays else None
+    check_labels(path, labels, len(images), 0, (MOST_CLASSES if classes is None else len(classes)) - 1)
+    return images, labels, classes
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """All that is needed, and nothing that would do nothing."""
+    shown = flatten(", ".join(names), 200) or "nothing"
+    for name in ("images", "labels"):
+        if name not in names:
+            raise InputError(
+                f"{show_path(path)} has no array {name!r} (it has {shown}); save it with images=... and labels=..."
+            )
+    if "clients" in names:
         raise InputError(
-            f"{path}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3] and not empty, "
+            f"{show_path(path)} has an array 'clients', but rows are dealt to clients by their labels; "
+            "save it without clients."
+        )
+    others = [name for name in names if name not in ARRAYS]
+    if others:
+        raise InputError(
+            f"{show_path(path)} has arrays that nothing reads ({flatten(', '.join(others), 200)}); "
+            f"save it with {', '.join(ARRAYS)} only."
+        )
+
+
+def _check_images(path: Path, images: Header) -> None:
+    """Before they are read: pixels of another type can take many times the memory."""
+    grey, colour = len(images.shape) == 3, len(images.shape) == 4 and images.shape[3] in (1, 3)
+    if images.dtype != np.uint8 or not (grey or colour) or 0 in images.shape:
+        raise InputError(
+            f"{show_path(path)}: images must be uint8 [n, height, width] or [n, height, width, 1 or 3] and not empty, "
             f"but they are {images.dtype} {list(images.shape)}."
         )
-    if "classes" not in arrays:
-        check_labels(path, labels, len(images), 0, MOST_CLASSES - 1)
-        return images, labels, None
-    classes = arrays["classes"]
-    if classes.dtype.kind != "U" or classes.ndim != 1 or len(set(classes.tolist())) != len(classes):
-        raise InputError(f"{path}: classes must be a list of different names, but is {classes.dtype} {classes.shape}.")
-    check_labels(path, labels, len(images), 0, len(classes) - 1)
-    return images, labels, [str(name) for name in classes]
+
+
+def _read_classes(path: Path, classes: np.ndarray) -> list[str]:
+    try:
+        names = [str(name) for name in classes.tolist()] if classes.dtype.kind == "U" and classes.ndim == 1 else []
+    except (ValueError, SystemError):  # numbers that are no characters
+        names = []
+    if not 0 < len(names) <= MOST_CLASSES or len(set(names)) != len(names):
+        raise InputError(
+            f"{show_path(path)}: classes must be a list of 1 to {MOST_CLASSES:,} different names, "
+            f"but is {classes.dtype} {list(classes.shape)}."
+        )
+    return names

@@ -19,6 +19,7 @@ Partition = Literal["balanced", "unbalanced"]
 GROUP = 10  # the paper's code deals rows to ten clients at a time
 REDRAWS = 10_000
 DRAWS = 3_000_000  # numbers drawn for them in all, so that many clients do not mean a long wait for a refusal
+CELLS = 10_000_000  # clients times classes: each has a share to draw and a count to keep
 MIN_ROWS = 5  # fewer cannot be split 60/20/20 with a row in each part
 
 
@@ -39,15 +40,26 @@ def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kin
     """Deal all rows to clients by Dirichlet class mixes and split each client's rows, once and for all."""
     if clients < 2:
         raise InputError(f"a federation needs at least 2 clients, not {clients}.")
-    if not 0 < dirichlet < float("inf"):
-        raise InputError(f"dirichlet must be a positive number, not {dirichlet}.")
+    check_dirichlet(dirichlet)
     if len(labels) < MIN_ROWS * clients:
         raise InputError(
             f"{len(labels)} rows are too few for {clients} clients of at least {MIN_ROWS}; "
             f"use at most {len(labels) // MIN_ROWS} clients."
         )
+    classes = int(labels.max()) + 1
+    if clients * classes > CELLS:
+        raise InputError(
+            f"{classes:,} classes over {clients:,} clients are too many shares to draw; "
+            f"use at most {CELLS // classes:,} clients."
+        )
     deal = {"balanced": _deal_balanced, "unbalanced": _deal_unbalanced}[kind]
     return [_split(rows, rng.key(seed, "split", k)) for k, rows in enumerate(deal(labels, clients, dirichlet, seed))]
+
+
+def check_dirichlet(dirichlet: float) -> None:
+    """Outside, Gamma quantiles underflow or overflow, long after all clients are alike or hold one class each."""
+    if not 1e-6 <= dirichlet <= 1e9:
+        raise InputError(f"dirichlet must be a positive number from 1e-6 to 1e9, not {dirichlet}.")
 
 
 def _deal_balanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int) -> list[np.ndarray]:
@@ -126,8 +138,10 @@ def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, att
 def _deal(rows: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """Give each member its count of each class, in the order of `rows`."""
     hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
+    by_class = rows[np.argsort(labels[rows], kind="stable")]  # sorted once: looking for each class would take squares
+    ends = np.cumsum(counts.sum(1))
     for c in np.flatnonzero(counts.any(1)):
-        of_class = rows[labels[rows] == c]
+        of_class = by_class[ends[c] - counts[c].sum() : ends[c]]
         for hand, part in zip(hands, np.split(of_class, np.cumsum(counts[c])[:-1]), strict=True):
             hand.append(part)
     return [np.concatenate(hand) for hand in hands]

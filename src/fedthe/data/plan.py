@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,10 @@ import numpy as np
 from .. import rng
 from ..errors import InputError
 from ..store import cached, content_hash
+from ..text import clean
 from . import shifts
-from .partition import Partition, Split, partition
+from .numbers import read_number, read_whole
+from .partition import Partition, Split, check_dirichlet, partition
 from .pool import Dataset, Pool
 from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
 
@@ -40,18 +42,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("clients", "seed", "severity"):
-            value = getattr(self, name)
-            try:  # by value, so that NumPy's integers draw and hash like Python's
-                object.__setattr__(self, name, operator.index(value))
-            except TypeError:
-                raise InputError(f"{name} must be a whole number, not {value!r}.") from None
-        object.__setattr__(self, "dirichlet", float(self.dirichlet))
+            object.__setattr__(self, name, read_whole(name, getattr(self, name)))
+        for name in ("dirichlet", "train_fraction", "test_fraction"):
+            object.__setattr__(self, name, read_number(name, getattr(self, name)))
+        check_dirichlet(self.dirichlet)
         if self.severity not in range(1, 6):
             raise InputError(f"severity must be 1, 2, 3, 4 or 5, not {self.severity}.")
         if self.partition not in ("balanced", "unbalanced"):
             raise InputError(f"partition must be balanced or unbalanced, not {self.partition!r}.")
         for name in ("train_fraction", "test_fraction"):
-            object.__setattr__(self, name, float(getattr(self, name)))
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
@@ -175,7 +174,8 @@ class Federation:
                 }
                 for k, split in enumerate(self.clients)
             ],
-            "notes": list(self.notes),
+            # called by what they contain: the notes of people call a pool by its name
+            "notes": _write_notes(self.dataset, self.settings, self.clients, self.tests, attrgetter("identity")),
         }
 
     @cached_property
@@ -226,7 +226,8 @@ def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federa
     ]
     tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
     frozen = {name: tuple(streams) for name, streams in tests.items()}
-    return Federation(dataset, s, tuple(splits), frozen, tuple(_write_notes(dataset, s, splits, frozen)))
+    notes = _write_notes(dataset, s, splits, frozen, lambda pool: clean(pool.name))
+    return Federation(dataset, s, tuple(splits), frozen, tuple(notes))
 
 
 def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
@@ -234,7 +235,7 @@ def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
     return rows[: max(1, round(fraction * len(rows)))]
 
 
-def count_classes(pool: Pool, splits: tuple[Split, ...] | list[Split]) -> np.ndarray:
+def count_classes(pool: Pool, splits: Sequence[Split]) -> np.ndarray:
     return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
 
 
@@ -247,19 +248,20 @@ def _describe_settings(settings: Settings) -> dict[str, Any]:
 def _write_notes(
     dataset: Dataset,
     settings: Settings,
-    splits: list[Split],
+    splits: Sequence[Split],
     tests: Mapping[str, tuple[Stream | None, ...]],
+    call: Callable[[Pool], str],
 ) -> list[str]:
     notes = []
     if not dataset.natural:
         notes.append("natural: not available, mixture made of three parts")
     for name, shift in dataset.natural.items():
-        which = f"{name} ({shift.name})"
+        which = f"{name} ({call(shift)})"
         missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
         if missing:
-            notes.append(f"{which}: has no {', '.join(shift.classes[c] for c in missing)}")
+            notes.append(f"{which}: has no {', '.join(clean(shift.classes[c]) for c in missing)}")
         if dataset.repeats[name].any():
-            notes.append(f"{which}: {dataset.repeats[name].sum()} images are in {dataset.pool.name} too and left out")
+            notes.append(f"{which}: {dataset.repeats[name].sum()} images are in {call(dataset.pool)} too and left out")
         without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
         if without:
             notes.append(f"{which}: no such test for client {', '.join(without)}, mixture made of the rest")
@@ -278,7 +280,7 @@ def _write_notes(
 
 def _describe_pool(pool: Pool) -> dict[str, Any]:
     shape = list(pool.images.shape[1:])
-    return {"name": pool.name, "classes": list(pool.classes), "shape": shape, **_describe_rows(pool.labels)}
+    return {"name": pool.identity, "classes": list(pool.classes), "shape": shape, **_describe_rows(pool.labels)}
 
 
 def _describe_rows(*lists: np.ndarray) -> dict[str, Any]:

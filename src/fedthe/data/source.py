@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import show_path
 from ..store import content_hash, expand
-from ..text import find_nearest
+from ..text import clean, find_nearest, flatten
 from .pool import Dataset, Pool
 
 Load = Callable[[Path, "int | None"], Dataset]  # where it lies, the image size asked for
@@ -61,7 +62,7 @@ def locate(spec: str, sources: Mapping[str, Source], home: Path) -> tuple[str, S
         raise InputError(f"{name} needs a path; write {name}:PATH.")
     path = expand(Path(given)) if given else home / "data" / name
     if source.lies != "nowhere" and not _exists(path):
-        raise InputError(f"{name} is not at {path}; {source.advice}.")
+        raise InputError(f"{name} is not at {show_path(path)}; {source.advice}.")
     return name, source, path
 
 
@@ -69,7 +70,7 @@ def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError as error:  # a name too long, a folder that may not be read
-        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
+        raise InputError(f"{show_path(path)} cannot be read ({error.strerror}).") from None
 
 
 def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural: str | None) -> dict[str, Pool]:
@@ -87,7 +88,9 @@ def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural
         if pool is not None:
             at_hand[shift] = pool
         elif natural is not None:
-            raise InputError(f"{shift} is not at {path}; run `fedthe data fetch {shift}` or put its files there.")
+            raise InputError(
+                f"{shift} is not at {show_path(path)}; run `fedthe data fetch {shift}` or put its files there."
+            )
     if source.together and natural is None:
         return {shift.replace("-", "_"): pool for shift, pool in at_hand.items()}
     return {"natural": next(iter(at_hand.values()))} if at_hand else {}
@@ -121,12 +124,12 @@ def check_labels(file: Path, labels: np.ndarray, rows: int, first: int, last: in
     """One label per image, within first..last; `file` is the one to blame."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != rows or rows == 0:
         raise InputError(
-            f"{file} must hold one whole-number label for each of {rows} images, but its labels are "
+            f"{show_path(file)} must hold one whole-number label for each of {rows} images, but its labels are "
             f"{labels.dtype} {list(labels.shape)}; fetch or make it again."
         )
     if labels.min() < first or labels.max() > last:
         raise InputError(
-            f"{file} has labels from {labels.min()} to {labels.max()}, outside {first} to {last}; "
+            f"{show_path(file)} has labels from {labels.min()} to {labels.max()}, outside {first} to {last}; "
             "fetch or make it again."
         )
 
@@ -136,7 +139,8 @@ def find_classes(file: Path, names: Sequence[str], pool: Pool) -> np.ndarray:
     for name in names:
         if name not in pool.classes:
             raise InputError(
-                f"{file} has a class {name!r} that {pool.name} has not; {find_nearest(name, pool.classes)}"
+                f"{show_path(file)} has a class {clean(name)!r} that {clean(pool.name)} has not; "
+                + flatten(find_nearest(name, pool.classes), 1000)
             )
     return np.array([pool.classes.index(name) for name in names], dtype=np.int64)
 

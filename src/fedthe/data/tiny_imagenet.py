@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import open_file, read_file, say_error, show_path
 from ..progress import track
-from .folder import SIZE, read_image
+from ..text import clean
+from .folder import SIZE, make_room, read_image
 from .pool import Dataset, Pool
 from .source import name_classes
 
@@ -26,11 +28,11 @@ def load(path: Path, size: int | None = None) -> Dataset:
         wnids = _read_text(path, files, "wnids.txt").split()
         words = dict(line.split("\t", 1) for line in _read_text(path, files, "words.txt").splitlines() if "\t" in line)
         if not wnids or len(set(wnids)) != len(wnids):
-            raise InputError(f"{path}: wnids.txt must list each class once; fetch tiny_imagenet again.")
+            raise InputError(f"{show_path(path)}: wnids.txt must list each class once; fetch tiny_imagenet again.")
         rows = [*_list_train(path, files, wnids), *_list_val(path, files, wnids)]
-        images = np.empty((len(rows), size or SIZE, size or SIZE, 3), dtype=np.uint8)
+        images = make_room(len(rows), (size or SIZE, size or SIZE, 3))
         for row, (name, _) in enumerate(track("reading images", rows)):
-            images[row] = read_image(f"{path}: {name!r}", files[name], images.shape[1:])
+            images[row] = read_image(f"{show_path(path)}: {name!r}", files[name], images.shape[1:])
     names = {wnid: text.split(",")[0].strip() for wnid, text in words.items()}
     labels = np.array([label for _, label in rows], dtype=np.int64)
     return Dataset(Pool("tiny_imagenet", images, labels, name_classes(wnids, names)))
@@ -42,17 +44,26 @@ def open_files(path: Path) -> Iterator[Files]:
     if path.is_dir() and not any(path.glob("**/wnids.txt")):
         path = next(iter(sorted(path.glob("*.zip"))), path)
     if path.is_dir():
-        found = {
-            file.relative_to(path).as_posix(): file.read_bytes for file in sorted(path.rglob("*")) if file.is_file()
+        found: Files = {
+            file.relative_to(path).as_posix(): partial(read_file, file, LIMIT)
+            for file in sorted(path.rglob("*"))
+            if not file.is_dir()
         }
         yield _from_top(path, found)
         return
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is no whole folder or zip of Tiny-ImageNet ({error}); fetch it again.") from None
-    with archive:
-        entries = {entry.filename: entry for entry in archive.infolist() if not entry.filename.endswith("/")}
+    with ExitStack() as stack:
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
+        except InputError:
+            raise
+        except Exception as error:  # a damaged directory can lead zipfile to any error
+            raise InputError(
+                f"{show_path(path)} is no whole folder or zip of Tiny-ImageNet ({say_error(error)}); fetch it again."
+            ) from None
+        listed = [entry for entry in archive.infolist() if not entry.filename.endswith("/")]
+        entries = {entry.filename: entry for entry in listed}
+        if len(entries) < len(listed):
+            raise InputError(f"{show_path(path)} holds two files of one name; fetch it again.")
         yield _from_top(path, {name: partial(_read_entry, archive, entries[name]) for name in sorted(entries)})
 
 
@@ -62,13 +73,13 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     try:
         return archive.read(entry)
     except Exception as error:  # zlib's, struct's, and those of encryption and unknown methods
-        raise ValueError(f"the zip is damaged: {error}") from None
+        raise ValueError(f"the zip is damaged: {say_error(error)}") from None
 
 
 def _from_top(path: Path, found: Files) -> Files:
     tops = [name for name in found if PurePosixPath(name).name == "wnids.txt"]
     if not tops:
-        raise InputError(f"{path} holds no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
+        raise InputError(f"{show_path(path)} holds no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
     top = min(tops, key=lambda name: name.count("/")).removesuffix("wnids.txt")
     return {name.removeprefix(top): read for name, read in found.items() if name.startswith(top)}
 
@@ -82,7 +93,9 @@ def _list_train(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, i
                 rows.append((name, label[wnid]))
     missing = set(range(len(wnids))) - {position for _, position in rows}
     if missing:
-        raise InputError(f"{path} has no images at train/{wnids[min(missing)]}/images; fetch tiny_imagenet again.")
+        raise InputError(
+            f"{show_path(path)} has no images at train/{clean(wnids[min(missing)])}/images; fetch tiny_imagenet again."
+        )
     return sorted(rows, key=lambda row: row[1])  # stable: by class, then by name
 
 
@@ -95,7 +108,7 @@ def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int
             continue  # of a class that this subset left out
         if f"val/images/{file}" not in files:
             raise InputError(
-                f"{path} has no {'val/images/' + file!r}, which val_annotations.txt names; fetch it again."
+                f"{show_path(path)} has no {'val/images/' + file!r}, which val_annotations.txt names; fetch it again."
             )
         rows.append((f"val/images/{file}", wnids.index(wnid)))
     return rows
@@ -103,8 +116,8 @@ def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int
 
 def _read_text(path: Path, files: Files, name: str) -> str:
     if name not in files:
-        raise InputError(f"{path} holds no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
+        raise InputError(f"{show_path(path)} holds no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
     try:
         return files[name]().decode("utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {name} is not readable ({error}); fetch it again.") from None
+        raise InputError(f"{show_path(path)}: {name} is not readable ({say_error(error)}); fetch it again.") from None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import open_file, say_error
 from .source import check_labels
 
 
@@ -20,7 +21,7 @@ def load_pickle(path: Path) -> dict[str, object]:
     """The dict in a dataset's pickle, of Python 2 or 3: keys as text, NumPy arrays as arrays."""
     try:
         # A mapped file never gives more bytes than it has, whatever lengths the pickle claims.
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             _check_memo(content)
             content.seek(0)
             value = _Reader(content, encoding="bytes").load()
@@ -31,9 +32,12 @@ def load_pickle(path: Path) -> dict[str, object]:
         raise InputError(
             f"{path} asks to run {error}, which no dataset needs; do not use it, fetch it again."
         ) from None
+    except InputError:
+        raise
     except Exception as error:  # a damaged pickle can lead its reader to any error
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{path} is not a readable pickle of a dataset ({reason}); fetch it again.") from None
+        raise InputError(
+            f"{path} is not a readable pickle of a dataset ({say_error(error)}); fetch it again."
+        ) from None
 
 
 def read_batch(path: Path, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:

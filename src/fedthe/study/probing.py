@@ -8,6 +8,7 @@ classes; clients then hold the others, which it has never seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ def keep_classes(pool: Pool, classes: Sequence[int]) -> Pool:
         raise InputError(f"{pool.name} has no image of the classes {list(classes)}.")
     place = {c: i for i, c in enumerate(classes)}
     labels = np.array([place[c] for c in pool.labels[kept].tolist()])
-    return Pool(pool.name, pool.images[kept], labels, tuple(pool.classes[c] for c in classes))
+    return replace(pool, images=pool.images[kept], labels=labels, classes=tuple(pool.classes[c] for c in classes))
 
 
 def pretrain(

@@ -1,0 +1,178 @@
+"""Files that somebody else made: only plain files are opened, and nothing unpacks to more than the memory can hold."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from .errors import InputError
+from .text import clean, flatten
+
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
+
+
+def show_path(path: Path | str) -> str:
+    """A path as a message may show it: other people's file names can hold escape sequences and line breaks."""
+    return clean(str(path), 4096)
+
+
+def say_error(error: BaseException) -> str:
+    """What went wrong, in one line without a full stop, to stand within a sentence."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return flatten(text, 500).rstrip(".")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A plain file, to read. A FIFO or a device could keep its reader waiting, or fed, forever: those are refused."""
+    _refuse_special(path, os.stat(path).st_mode)  # first, since opening a device can do something by itself
+    # O_NONBLOCK: if a FIFO has taken the file's place since, opening it does not wait for a writer
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _refuse_special(path, os.fstat(handle).st_mode)
+    except InputError:
+        os.close(handle)
+        raise
+    return os.fdopen(handle, "rb")
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """All of a plain file of at most `limit` bytes."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise InputError(
+                f"{show_path(path)} has {size:,} bytes, more than the {limit:,} that such a file may have."
+            )
+        return file.read(size)
+
+
+def _refuse_special(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+        raise InputError(f"{show_path(path)} is {kind}, not a plain file; name one, or put one there.")
+
+
+def find_room() -> int:
+    """The bytes that one dataset may take: half of the memory of this machine, or of the container it runs in."""
+    try:
+        sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        sizes = [16 << 30]
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            sizes.append(int(Path(limit).read_text(encoding="ascii")))
+    return min(sizes) // 2
+
+
+def check_room(what: str, size: int, way_out: str) -> None:
+    """Refuse `size` bytes of something before they are allocated."""
+    room = find_room()
+    if size > room:
+        raise InputError(
+            f"{what} would take {size / 1e9:,.1f} GB, more than half of the memory here ({room / 1e9:,.1f} GB); "
+            f"{way_out}."
+        )
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an array of an npz file is, known before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_headers(path: Path) -> dict[str, Header]:
+    """The arrays of an npz file by name, none of them unpacked."""
+    with _open_npz(path) as (archive, entries):
+        return {name: _read_header(archive, entry) for name, entry in entries.items()}
+
+
+def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an npz file, or those named: C order, this machine's byte order, no pickle trusted."""
+    with _open_npz(path) as (archive, entries):
+        wanted = {name: entries[name] for name in (entries if names is None else names)}
+        size = sum(_read_header(archive, entry).size for entry in wanted.values())
+        check_room(show_path(path), size, "use a machine with more, or save fewer or smaller images")
+        return {name: _read_array(archive, entry) for name, entry in wanted.items()}
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an npy file, no pickle trusted; what is wrong with it can raise any error."""
+    with open_file(path) as file:
+        header = _check_header(path.name, file, os.fstat(file.fileno()).st_size)
+        check_room(show_path(path), header.size, "use a machine with more")
+        file.seek(0)
+        return np.asarray(npy.read_array(file, allow_pickle=False))
+
+
+@contextmanager
+def _open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    try:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            yield archive, _list_entries(archive)
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{show_path(path)} does not exist.") from None
+    except Exception as error:  # what damage can raise in the zip, zlib and npy readers is no closed list
+        raise InputError(
+            f"{show_path(path)} is not a readable npz file ({say_error(error)}); make or fetch it again."
+        ) from None
+
+
+def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for entry in archive.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if name == entry.filename:
+            raise ValueError(f"{clean(name)!r} in it is no array")
+        if name in entries:
+            raise ValueError(f"it holds {clean(name)!r} twice")
+        if entry.flag_bits & 1:
+            raise ValueError(f"{clean(name)!r} in it is encrypted")
+        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{clean(name)!r} in it is not packed as NumPy packs arrays")
+        entries[name] = entry
+    return entries
+
+
+def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
+    with archive.open(entry) as stream:
+        return _check_header(clean(entry.filename.removesuffix(".npy")), stream, entry.file_size)
+
+
+def _check_header(name: str, stream: IO[bytes], size: int) -> Header:
+    """The header of an npy file, which must fit its `size`: so it cannot make its reader allocate more."""
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):  # 3.0 is only for records
+        raise ValueError(f"{name!r} is of npy version {version[0]}.{version[1]}")
+    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(stream)
+    header, rest = Header(shape, dtype), size - stream.tell()
+    if dtype.kind not in "biufcSU" or dtype.itemsize == 0:
+        raise ValueError(f"{name!r} is an array of {'objects' if dtype.hasobject else clean(str(dtype))}")
+    if min(shape, default=0) < 0 or header.size != rest:
+        raise ValueError(f"the header of {name!r} claims {header.size} bytes, and it has {rest}")
+    return header
+
+
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(entry) as stream:
+        array = npy.read_array(stream, allow_pickle=False)
+        stream.read(1)  # at its end the checksum is compared
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
