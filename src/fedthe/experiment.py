@@ -36,7 +36,7 @@ from .live import Recorder, recording
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe, find_sender
 from .methods.fedthe import HeadEnsemble
-from .nets import NETS
+from .nets import NETS, takes_width
 from .nets.net import Net
 from .nets.standardized import standardize
 from .progress import tell
@@ -390,7 +390,7 @@ def make_net(config: Config, classes: int, channels: int, size: int, moments: Mo
     """moments: of the images' channels, where the network is to standardize them."""
     if config.net not in NETS:
         raise InputError(f"there is no network {config.net!r}; {find_nearest(config.net, NETS)}")
-    more = {"width": config.width} if config.net == "resnet20_gn" else {}
+    more = {"width": config.width} if takes_width(config.net) else {}
     net = NETS[config.net](classes, channels, size, config.head_layers, **more)
     return net if moments is None else standardize(net, *moments)
 

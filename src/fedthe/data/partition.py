@@ -19,6 +19,7 @@ Partition = Literal["balanced", "unbalanced"]
 GROUP = 10  # the paper's code deals rows to ten clients at a time
 REDRAWS = 10_000
 DRAWS = 3_000_000  # numbers drawn for them in all, so that many clients do not mean a long wait for a refusal
+DIRICHLET = 1e-6, 1e6  # beyond, all shares are alike or one is all, and quantiles run out of numbers
 MIN_ROWS = 5  # fewer cannot be split 60/20/20 with a row in each part
 
 
@@ -39,8 +40,8 @@ def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kin
     """Deal all rows to clients by Dirichlet class mixes and split each client's rows, once and for all."""
     if clients < 2:
         raise InputError(f"a federation needs at least 2 clients, not {clients}.")
-    if not 0 < dirichlet < float("inf"):
-        raise InputError(f"dirichlet must be a positive number, not {dirichlet}.")
+    if not DIRICHLET[0] <= dirichlet <= DIRICHLET[1]:
+        raise InputError(f"dirichlet must be a positive number from {DIRICHLET[0]} to {DIRICHLET[1]}, not {dirichlet}.")
     if len(labels) < MIN_ROWS * clients:
         raise InputError(
             f"{len(labels)} rows are too few for {clients} clients of at least {MIN_ROWS}; "
