@@ -1,9 +1,12 @@
 """`fedthe table`: what a table of the paper needs is run, lands in its record, and stands beside the paper's."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import fedthe as package
 from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Machine
@@ -283,3 +286,35 @@ def test_a_table_of_ours_runs_in_the_papers_way_and_is_compared_with_nothing(dat
     assert record["columns"] == ["original", "corrupted", "ooc", "mixture"]
     assert record["compared"] == []
     assert lay_out(table, record)[1][0][0] == "fedthe"
+
+
+@pytest.mark.parametrize("asked", [("table", "main-dir0.1"), ("figure", "curves-dir0.1"), ("table", "--all")])
+def test_days_of_work_are_announced_and_not_started(asked, fedthe, home, tmp_path, monkeypatch):
+    from test_sources import write_cifar
+
+    write_cifar(home / "data" / "cifar10")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    said = fedthe(*asked, "device=cpu", exits=2).err
+    assert re.search(r"takes about [0-9.]+ (h|days) on this machine", said)
+    assert "add --yes" in said
+    assert said.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    # what it proposes instead is short enough to start, and is refused for another reason: there is too little data
+    words = said.strip().removesuffix(".").partition("smaller: ")[2].split()
+    if "--all" not in asked:
+        assert "too few for 20 clients" in fedthe(*asked, "device=cpu", *words, exits=2).err
+    assert "too few for" in fedthe(*asked, "device=cpu", "--yes", exits=2).err
+
+
+def test_a_remembered_bench_decides_what_takes_long(home, monkeypatch):
+    from fedthe.store import write_json
+    from fedthe.study import ask
+
+    machine = ask.describe_machine(torch.device("cpu"))
+    guessed = ask.find_bench("cpu")
+    fast = replace(guessed, machine=machine, rows=tuple(replace(row, value=1e-6) for row in guessed.rows))
+    write_json(ask.remembered(machine), fast.as_dict())
+    assert [row.value for row in ask.find_bench("cpu").rows] == [1e-6] * len(guessed.rows)
+    ask.remembered(machine).write_text("{}")
+    assert ask.find_bench("cpu") == guessed

@@ -31,6 +31,7 @@ from ..tree import Tree
 from ..types import Shard
 
 MODES = ("lp", "ft", "lpft")
+PRETRAIN_EPOCHS = 20
 
 
 def compare_probing(
@@ -40,7 +41,7 @@ def compare_probing(
     training: Training,
     *,
     net: str = "cnn",
-    pretrain_epochs: int = 20,
+    pretrain_epochs: int = PRETRAIN_EPOCHS,
     samples: int | None = None,
     engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
