@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +82,7 @@ class Results:
     environment: Mapping[str, Any]
     folder: Path
     seconds: float
+    digests: Mapping[str, str] = field(default_factory=dict)  # of decoded content: "pool", and by natural test
 
     @property
     def methods(self) -> list[str]:
@@ -119,6 +120,7 @@ class Results:
             "notes": list(self.notes),
             "names": self.names,
             "pools": self.pools,
+            "digests": self.digests,
             "curves": {str(rounds): scores for rounds, scores in self.curves.items()},
             "answers": list(self.answers),
             "examples": self.examples,
@@ -184,6 +186,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
             manifests={work.run.seed: work.federation.manifest_hash for work in works},
             names={test: name_shift(test, pool) for test, pool in natural.items()},
             pools={test: pool.name for test, pool in natural.items()},
+            digests={"pool": works[0].federation.pool.digest} | {test: pool.digest for test, pool in natural.items()},
             curves=curves,
             answers=done.files,
             examples=works[0].keep_examples(),
@@ -266,6 +269,7 @@ def read_results(folder: Path) -> Results:
             manifests={int(seed): digest for seed, digest in summary["manifests"].items()},
             names=summary["names"],
             pools=summary["pools"],
+            digests=summary.get("digests", {}),
             curves={int(rounds): _as_cells(scores) for rounds, scores in summary["curves"].items()},
             answers=tuple(summary["answers"]),
             examples=summary["examples"],
