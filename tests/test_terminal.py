@@ -142,6 +142,9 @@ def test_control_characters_and_long_lists_do_not_reach_the_terminal(fedthe, mon
         (["data", "show", "digits", "--seed", 10**30], "seed must be from 0"),
         (["data", "show", "digits", "--clients", 10**30], "use at most"),
         (["data", "show", ""], "dataset '' is unknown"),
+        (["data", "show", "digits", "--size", "4"], "size must be from 8"),
+        (["data", "show", f"npz:{__file__}"], "no archive of arrays"),
+        (["data", "fetch", "nosuch"], "there is no 'nosuch' to fetch"),
     ],
 )
 def test_a_new_users_slips_are_one_sentence(words, says, fedthe, tmp_path, monkeypatch):

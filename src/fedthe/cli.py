@@ -625,6 +625,8 @@ def _print_results(results: Results, as_json: bool, report: Path | None) -> None
         return
     from rich.markup import escape
 
+    from .text import flatten
+
     console, table = _stdout(), results.table()
     heads = [test.replace("corrupted_", "corr.\n") for test in results.tests]
     tight = {"collapse_padding": True, "pad_edge": False}  # so that it fits a terminal of 80 columns
@@ -637,9 +639,9 @@ def _print_results(results: Results, as_json: bool, report: Path | None) -> None
         shown.add_row(method, *cells, average, f"{sum(speeds) / len(speeds):.2f}")
     console.print(shown)
     for note in results.notes:
-        console.print(f"note: {escape(note)}", soft_wrap=True)
+        console.print(f"note: {escape(flatten(note, 500))}", soft_wrap=True)
     for who, why in results.failures.items():
-        console.print(f"failed: {escape(who)}: {escape(why)}", soft_wrap=True)
+        console.print(f"failed: {escape(who)}: {escape(flatten(why, 500))}", soft_wrap=True)
     folder = escape(str(results.folder))
     console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {folder}", soft_wrap=True)
     _print_report(report)
@@ -674,11 +676,18 @@ def fetch(
     from .data.fetch import fetch
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=_stderr()) as progress:
-        task = progress.add_task(f"fetching {name}", total=None)
-        path = fetch(
-            name, source=source, progress=lambda done, total: progress.update(task, completed=done, total=total)
-        )
+    progress = Progress(*columns, console=_stderr())
+    task = progress.add_task(f"fetching {name}", total=None)
+
+    def show(done: int, total: int | None) -> None:
+        progress.start()  # not before something comes: a refusal is one line
+        progress.update(task, completed=done, total=total)
+
+    try:
+        path = fetch(name, source=source, progress=show)
+    finally:
+        if progress.live.is_started:
+            progress.stop()
     print(json.dumps({"name": name, "path": str(path)}) if as_json else f"{name} is at {path}")
 
 

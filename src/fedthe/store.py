@@ -118,7 +118,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
     except Exception as error:  # what damage can raise in the zip, zlib and npy readers is no closed list
-        raise InputError(f"{path} is not a readable npz file ({error}); make or fetch it again.") from None
+        why = "it is no archive of arrays" if "pickle" in str(error) else error  # NumPy would advise to trust it
+        raise InputError(f"{path} is not a readable npz file ({why}); make or fetch it again.") from None
 
 
 def make_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from .. import records
 from ..errors import InputError
 from ..experiment import Results, run
+from ..text import flatten
 from .tables import AVERAGE, Case, Table, fill_table, plan_cases
 
 FORMAT = 1
@@ -43,7 +44,7 @@ def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str,
     rows = fill_table(table, [(case, results.scores()) for case, results in done])
     if not rows:
         reasons = sorted({why for _, results in done for why in results.failures.values()})
-        raise InputError(f"nothing of {table.id} could be measured: {'; '.join(reasons)}.")
+        raise InputError(f"nothing of {table.id} could be measured: {flatten('; '.join(reasons), 500)}.")
     columns = [column for column in table.columns if any(column in cells for cells in rows.values())]
     names = done[0][1].names
     return {
