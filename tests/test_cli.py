@@ -76,7 +76,7 @@ def test_demo_and_run_end_with_a_table_or_one_object(fedthe, tmp_path, monkeypat
     spoken = json.loads(fedthe("run", file, "seeds=0,1", f"out={tmp_path / 'run'}", "--json").out)
     assert spoken["folder"] == str(tmp_path / "run")
     assert "did you mean rounds" in fedthe("run", file, "round=2", exits=2).err
-    assert "quick.toml" in fedthe("run", tmp_path / "none.toml", exits=2).err
+    assert "fedthe run --example" in fedthe("run", tmp_path / "none.toml", exits=2).err
 
 
 @pytest.mark.parametrize(

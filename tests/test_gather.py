@@ -21,7 +21,7 @@ from fedthe.experiment import _Work, read_results
 from fedthe.live import read_progress
 from fedthe.report.data import BINS
 from fedthe.report.gather import find_paper, gather, show_record, show_results, write_call
-from fedthe.study.reproduce import make_record, run_cases
+from fedthe.study.reproduce import PAPER_DIGESTS, make_record, run_cases
 from fedthe.study.tables import find_table, plan_cases
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -308,7 +308,7 @@ def test_a_record_says_only_what_it_knows():
 def test_a_run_with_the_papers_settings_stands_beside_its_numbers(results):
     config = make_config({"dataset": "cifar10", "dirichlet": 0.1, "methods": ["fedthe"], "seeds": [0]})
     tests = ["original", "corrupted", "ooc", "mixture", "corrupted_ooc"]
-    like = SimpleNamespace(config=config, pools={}, tests=tests)
+    like = SimpleNamespace(config=config, pools={}, tests=tests, digests={"pool": PAPER_DIGESTS["cifar10"]})
     paper = find_paper(like)
     assert paper.table == "main-dir0.1"
     assert paper.cells["fedthe"]["ooc"] == (57.12, 3.66)
@@ -317,6 +317,8 @@ def test_a_run_with_the_papers_settings_stands_beside_its_numbers(results):
     )
     assert "mixture" not in paper.cells["fedthe"]  # without CIFAR-10.1 it is another one
     assert "mixture" in paper.remarks[0]
+    like.digests = {"pool": "another"}
+    assert find_paper(like).cells == {}  # whatever its name is
     like.config = make_config(config.as_dict() | {"rounds": 50})
     assert find_paper(like) is None
     assert find_paper(results) is None

@@ -1,16 +1,22 @@
 """`fedthe table`: what a table of the paper needs is run, lands in its record, and stands beside the paper's."""
 
 import json
+import re
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 import fedthe as package
 from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Machine
+from fedthe.data import load_dataset
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
+from fedthe.experiment import read_results
 from fedthe.study.bill import Bill, bill_tables
-from fedthe.study.reproduce import find_comparable, list_changes, make_record, run_cases
+from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
 from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
 
@@ -68,6 +74,13 @@ def test_a_record_holds_what_runs_gave_and_all_they_came_from(data, tmp_path):
 def test_only_what_was_measured_on_the_papers_data_is_compared(dataset, natural, compared):
     class Results:
         pools = natural
+        digests: ClassVar = {"pool": PAPER_DIGESTS["cifar10"]}
+
+    class Other(Results):
+        digests: ClassVar = {"pool": "of noise under its name"}
+
+    class Older(Results):
+        digests: ClassVar = {}
 
     for name in ("main-dir0.1", "ablation"):
         table = find_table(name)
@@ -76,6 +89,26 @@ def test_only_what_was_measured_on_the_papers_data_is_compared(dataset, natural,
         found = find_comparable(table, [(case, Results())], columns)
         assert [column for column in found if column != "average_over_tests"] == compared
         assert ("average_over_tests" in found) == (name == "ablation" and len(compared) == 5)
+        for other in (Other(), Older()):
+            assert find_comparable(table, [(case, other)], columns) == []
+
+
+@pytest.mark.data
+def test_the_digest_is_that_of_the_published_images(cifar10_home):
+    assert load_dataset("cifar10", natural="none", home=cifar10_home).pool.digest == PAPER_DIGESTS["cifar10"]
+
+
+def test_noise_called_cifar10_is_not_compared_with_the_paper(fedthe, home, tmp_path, monkeypatch):
+    from test_sources import write_cifar, write_cifar_101
+
+    write_cifar(home / "data" / "cifar10", rows=80)
+    write_cifar_101(home / "data" / "cifar10", "v6", 60)
+    monkeypatch.chdir(tmp_path)
+    words = ["clients=3", "samples=2", "local_epochs=1", "rounds=1", "seeds=0", "methods=fedavg"]
+    record = json.loads(fedthe("table", "main-dir1", *words, "--json").out)
+    assert record["compared"] == []
+    assert "Not the paper's data, so nothing is compared." in list_remarks(record)
+    assert read_results(tmp_path / "runs" / "paper").digests["pool"] != PAPER_DIGESTS["cifar10"]
 
 
 def test_settings_that_are_not_the_papers_are_named():
@@ -231,6 +264,8 @@ def test_an_imagenet_table_runs_on_files_in_its_format(fedthe, home, tmp_path, m
     columns = ["original", "imagenet_a", "imagenet_v2", "imagenet_r", "mixture", "average_over_tests"]
     assert record["columns"] == record["compared"] == columns
     assert list(record["rows"]["fedthe"]) == columns
+    assert record["unchecked"] == ["imagenet32", "imagenet-a", "imagenet-r", "imagenet-v2"]
+    assert any("content was not checked" in remark for remark in list_remarks(record))
     assert record["cases"][0]["config"]["net"] == "resnet20_gn"
 
 
@@ -283,3 +318,35 @@ def test_a_table_of_ours_runs_in_the_papers_way_and_is_compared_with_nothing(dat
     assert record["columns"] == ["original", "corrupted", "ooc", "mixture"]
     assert record["compared"] == []
     assert lay_out(table, record)[1][0][0] == "fedthe"
+
+
+@pytest.mark.parametrize("asked", [("table", "main-dir0.1"), ("figure", "curves-dir0.1"), ("table", "--all")])
+def test_days_of_work_are_announced_and_not_started(asked, fedthe, home, tmp_path, monkeypatch):
+    from test_sources import write_cifar
+
+    write_cifar(home / "data" / "cifar10")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    said = fedthe(*asked, "device=cpu", exits=2).err
+    assert re.search(r"takes about [0-9.]+ (h|days) on this machine", said)
+    assert "add --yes" in said
+    assert said.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    # what it proposes instead is short enough to start, and is refused for another reason: there is too little data
+    words = said.strip().removesuffix(".").partition("smaller: ")[2].split()
+    if "--all" not in asked:
+        assert "too few for 20 clients" in fedthe(*asked, "device=cpu", *words, exits=2).err
+    assert "too few for" in fedthe(*asked, "device=cpu", "--yes", exits=2).err
+
+
+def test_a_remembered_bench_decides_what_takes_long(home, monkeypatch):
+    from fedthe.store import write_json
+    from fedthe.study import ask
+
+    machine = ask.describe_machine(torch.device("cpu"))
+    guessed = ask.find_bench("cpu")
+    fast = replace(guessed, machine=machine, rows=tuple(replace(row, value=1e-6) for row in guessed.rows))
+    write_json(ask.remembered(machine), fast.as_dict())
+    assert [row.value for row in ask.find_bench("cpu").rows] == [1e-6] * len(guessed.rows)
+    ask.remembered(machine).write_text("{}")
+    assert ask.find_bench("cpu") == guessed

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import Failed, InputError
+from .errors import InputError
+from .terminal import Commands, guard, resumable, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,11 +34,18 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedthe",
     help="Personalized federated learning that stays right when the data shifts after deployment.",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # which wraps paragraphs at any width
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-data = typer.Typer(help="Datasets: list, fetch, verify, and show how they become a benchmark.", no_args_is_help=True)
+data = typer.Typer(
+    cls=Commands,
+    help="Datasets: list, fetch, verify, and show how they become a benchmark.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 app.add_typer(data, name="data")
 
 # Small enough for two and a half minutes on two cores, large enough to show what the paper shows.
@@ -61,26 +69,13 @@ DEMO = {
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Name = Annotated[str, typer.Argument(help="A dataset of `fedthe data list`.")]
 Tensorboard = Annotated[Path | None, typer.Option(help="Write the results to this folder for TensorBoard, too.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Start it even if it takes long.")]
 Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Log to MLflow, too: sqlite:///FILE or http://HOST.")]
 
 
 def main() -> None:
-    """Run the command; bad input is one sentence on standard error and exit code 2."""
-    try:
-        app()
-    except InputError as error:
-        _refuse(str(error))
-    except Failed as error:
-        _refuse(f"{error}.", code=1)
-    except OSError as error:  # a disk that is full, a folder that may not be read
-        _refuse(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
-    except MemoryError:
-        _refuse("there is not enough memory for this; use fewer or smaller images.")
-
-
-def _refuse(sentence: str, code: int = 2) -> NoReturn:
-    print(f"fedthe: {' '.join(sentence.split())}", file=sys.stderr)
-    sys.exit(code)
+    """Run the command; whatever goes wrong is one sentence on standard error, and an exit code."""
+    guard(app)
 
 
 def _say_version(asked: bool) -> None:
@@ -140,26 +135,32 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(help="A TOML file, such as configs/quick.toml.")],
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; --example prints one.")] = None,
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that change the file's.")
     ] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a config file to copy, and run nothing.")] = False,
     tensorboard: Tensorboard = None,
     mlflow: Mlflow = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or go on with one that was stopped.
 
-    CONFIG is a TOML file, such as configs/quick.toml. KEY=VALUE words change its settings: rounds=10
-    methods=fedthe,ditto seeds=0,1,2 hyper.fedthe.alpha=0.2 out=FOLDER.
+    CONFIG is a TOML file; `fedthe run --example > my.toml` writes one to start from. KEY=VALUE words change its
+    settings: rounds=10 methods=fedthe,ditto seeds=0,1,2 hyper.fedthe.alpha=0.2 out=FOLDER.
     """
-    from .config import read_config
+    from .config import read_config, read_example
 
+    if example:
+        return print(read_example(), end="")
+    if config is None:
+        raise InputError("name a config file; `fedthe run --example > my.toml` writes one to start from.")
     loggers = Loggers(tensorboard, mlflow)
     results = _run_with_progress(read_config(config, words or ()))
     _print_results(results, as_json, _report_run(results, loggers))
     if not results.rows:
         raise typer.Exit(1)  # every experiment failed
+    return None
 
 
 @app.command()
@@ -178,6 +179,7 @@ def table(
     ),
     save: Annotated[Path | None, typer.Option(help="Write the record to this folder, as ID.json.")] = None,
     show: Annotated[Path | None, typer.Option(help="Show the record in this folder, and run nothing.")] = None,
+    yes: Yes = False,
     tensorboard: Tensorboard = None,
     mlflow: Mlflow = None,
     as_json: Json = False,
@@ -189,6 +191,7 @@ def table(
     """
     from .config import read_words
     from .store import make_folder
+    from .study.ask import ask_for_tables
     from .study.tables import find_table, pick_tables
 
     if id is not None and "=" in id:  # a setting, and no table
@@ -201,6 +204,8 @@ def table(
         if words or plan or save or show:
             raise InputError("name a table, or say --all; `fedthe table` lists them.")
         return _list_tables(as_json)
+    if show and words:
+        raise InputError("--show shows a record as it was measured; leave settings out, or leave --show out.")
     settings = {"out": str(out)} | read_words(words)
     rows = settings.pop("methods", [])
     tables = pick_tables(rows) if every else [(find_table(str(id)), rows)]
@@ -208,6 +213,8 @@ def table(
         return _print_bills(tables, settings, as_json)
     if show:
         return _show_records([each for each, _ in tables], show, as_json, every)
+    if not yes:
+        ask_for_tables(tables, **settings)
     if save:
         make_folder(save)  # what cannot be written is refused before the long part
     loggers = Loggers(tensorboard, mlflow)
@@ -217,7 +224,7 @@ def table(
             raise InputError(f"{save / f'{each.id}.json'} is a folder; name another place to save in.")
         dataset = each.setting["dataset"]
         if every and "dataset" not in settings and not _is_at_hand(dataset):
-            print(f"fedthe: {each.id} is left out, for {dataset} is not at hand.", file=sys.stderr)
+            say(f"{each.id} is left out, for {dataset} is not at hand.")
         else:
             record, report = _reproduce(each, some, settings, save, loggers)
             done[each.id] = record | {"report": str(report) if report else None}
@@ -283,7 +290,7 @@ def _reproduce(
     from .study.tables import plan_cases
 
     cases = plan_cases(table, rows, **settings)
-    with _resumable(), _bars():
+    with resumable(), _bars():
         done = run_cases(cases)
     record = make_record(table, done)
     if save:
@@ -328,16 +335,6 @@ def _print_grid(head: list[str], rows: list[list[str]], title: str | None = None
     _stdout().print(shown, markup=False, highlight=False)
 
 
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Ctrl-C ends the command with the word that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("fedthe: stopped; the same command goes on where it was.", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
 @app.command()
 def figure(
     id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
@@ -349,6 +346,7 @@ def figure(
     ),
     save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
     redraw: Annotated[bool, typer.Option("--redraw", help="Draw what ID.json has, and measure nothing.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Measure and draw a figure of the paper. Without ID: list the figures.
 
@@ -357,6 +355,7 @@ def figure(
     from .config import read_words
     from .records import read_json
     from .store import make_folder, write_json
+    from .study.ask import ask_for_figure
     from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
 
     if id is None and not redraw:
@@ -364,8 +363,13 @@ def figure(
     if id is None or "=" in id:
         raise InputError("name a figure; `fedthe figure` lists them.")
     find_figure(id)
+    if redraw and words:
+        raise InputError("--redraw draws what was measured; leave settings out, or leave --redraw out.")
     settings = {"out": str(out)} | read_words(words or ())
-    make_folder(save)
+    if not (redraw or yes):
+        ask_for_figure(id, **settings)
+    if not redraw:
+        make_folder(save)  # what cannot be written is refused before the long part
     path = save / f"{id}.json"
     if redraw:
         measured = read_json(path)
@@ -373,7 +377,7 @@ def figure(
         if not whole or measured["id"] != id:
             raise InputError(f"{path} does not hold {id}; leave --redraw out to measure it.")
     else:
-        with _resumable(), _bars():
+        with resumable(), _bars():
             measured = measure_figure(id, **settings)
         write_json(path, measured, indent=None)  # thousands of numbers, a line for each would help nobody
     draw_figure(measured, path.with_suffix(".png"))
@@ -508,8 +512,7 @@ def _report(make_page: Callable[[], Page], path: Path, loggers: Loggers) -> Path
         loggers.write(page)
         write_page(page, path)
     except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        print(f"fedthe: the report is not complete ({why}); `fedthe report` makes it again.", file=sys.stderr)
+        say(f"the report is not complete ({str(error) or type(error).__name__}); `fedthe report` makes it again.")
         return None
     return path
 
@@ -586,7 +589,7 @@ def _print_bench(now: Bench, changes: list[Change], notes: list[str]) -> None:
 def _run_with_progress(config: Config) -> Results:
     from .experiment import run
 
-    with _resumable(), _bars():
+    with resumable(), _bars():
         return run(config)
 
 
@@ -622,6 +625,8 @@ def _print_results(results: Results, as_json: bool, report: Path | None) -> None
         return
     from rich.markup import escape
 
+    from .text import flatten
+
     console, table = _stdout(), results.table()
     heads = [test.replace("corrupted_", "corr.\n") for test in results.tests]
     tight = {"collapse_padding": True, "pad_edge": False}  # so that it fits a terminal of 80 columns
@@ -634,9 +639,9 @@ def _print_results(results: Results, as_json: bool, report: Path | None) -> None
         shown.add_row(method, *cells, average, f"{sum(speeds) / len(speeds):.2f}")
     console.print(shown)
     for note in results.notes:
-        console.print(f"note: {escape(note)}", soft_wrap=True)
+        console.print(f"note: {escape(flatten(note, 500))}", soft_wrap=True)
     for who, why in results.failures.items():
-        console.print(f"failed: {escape(who)}: {escape(why)}", soft_wrap=True)
+        console.print(f"failed: {escape(who)}: {escape(flatten(why, 500))}", soft_wrap=True)
     if results.reused:
         console.print(f"{results.reused} of {len(results.answers)} answers came from disk.", highlight=False)
     if results.earlier:
@@ -677,11 +682,18 @@ def fetch(
     from .data.fetch import fetch
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=_stderr()) as progress:
-        task = progress.add_task(f"fetching {name}", total=None)
-        path = fetch(
-            name, source=source, progress=lambda done, total: progress.update(task, completed=done, total=total)
-        )
+    progress = Progress(*columns, console=_stderr())
+    task = progress.add_task(f"fetching {name}", total=None)
+
+    def show(done: int, total: int | None) -> None:
+        progress.start()  # not before something comes: a refusal is one line
+        progress.update(task, completed=done, total=total)
+
+    try:
+        path = fetch(name, source=source, progress=show)
+    finally:
+        if progress.live.is_started:
+            progress.stop()
     print(json.dumps({"name": name, "path": str(path)}) if as_json else f"{name} is at {path}")
 
 

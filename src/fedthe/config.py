@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+import stat
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +19,14 @@ from .data.plan import Settings
 from .engine.fit import Optimizer
 from .engine.visit import Training
 from .errors import InputError
-from .text import find_nearest
+from .nets import NETS, takes_width
+from .text import clean, find_nearest, flatten, is_plain, quote
+
+LARGEST = 2**31 - 1  # of every whole number: more rounds, clients or pixels fit no machine
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: what file systems take
+LARGEST_FILE = 2**20  # bytes of a config file
+EXAMPLE = "my.toml"
+DEEPEST = 8  # tables within tables: no method nests its hyperparameters deeper
 
 # What the paper trains each network with.
 OPTIMIZERS = {
@@ -89,6 +100,10 @@ class Config:
                 f"curve must name rounds from 1 to below the {self.rounds} of the run, in order, "
                 f"but it is {_show(self.curve)}."
             )
+        if self.name in (".", "..") or set(self.name) & {"/", "\\"}:
+            raise InputError(
+                f"name must be the name of a folder and no path, but it is {quote(self.name)}; out=FOLDER says where."
+            )
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -96,6 +111,15 @@ class Config:
         if not (0 <= self.checkpoint_seconds < float("inf")):
             raise InputError(f"checkpoint_seconds must not be negative or infinite, but is {self.checkpoint_seconds}.")
         _ = self.training, [self.settings(seed) for seed in self.seeds]  # refuse early what they refuse
+        self._refuse_what_does_nothing()
+
+    def _refuse_what_does_nothing(self) -> None:
+        """A setting that changes no number would be believed to have changed them."""
+        if self.width != 1 and self.net in NETS and not takes_width(self.net):
+            wide = ", ".join(name for name in NETS if takes_width(name))
+            raise InputError(f"{self.net} has no width to set; leave width out, or use a network that has one: {wide}.")
+        if self.momentum and self.training.optimizer.name == "adam":
+            raise InputError("adam takes no momentum; leave momentum out, or set optimizer=sgd.")
 
     @property
     def folder(self) -> Path:
@@ -134,21 +158,33 @@ def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
 
 def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The settings of words such as `rounds=10`, over those that are there."""
-    values = dict(values or {})
+    values, before = dict(values or {}), ""
     for word in words:
         key, equals, value = word.partition("=")
+        if not equals and (before.endswith(",") or word.startswith(",")):
+            joined = f"{before} {word}".strip()
+            raise InputError(
+                f"{quote(word)} stands apart from what is before it; write a list without spaces, "
+                f'or in quotes: {clean(joined.replace("=", "=" + chr(34), 1), 200)}".'
+            )
         if not equals:
-            raise InputError(f"{word!r} is not a setting; write key=value, such as rounds=10.")
+            raise InputError(f"{quote(word)} is not a setting; write key=value, such as rounds=10.")
         if key.startswith("hyper."):
             _put_hyper(values, key, _guess(value))
         else:
             # natural=none is a word of its own: no shift; without it, whatever is at hand
             values[key] = value if key == "natural" else _from_text(value, _hint(key))
+        before = word
     return values
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
     return Config(**{key: _convert(key, value, _hint(key)) for key, value in values.items()})
+
+
+def read_example() -> str:
+    """A config file to copy: it comes with the package, so that it is there wherever the command is."""
+    return resources.files(__package__).joinpath("quick.toml").read_text(encoding="utf-8")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -157,43 +193,62 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except ImportError:  # Python 3.10
         import tomli as tomllib
     try:
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")))
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # to read a pipe or a device may never end
+            raise InputError(f"{path} is no file, so no config can be read from it; name a TOML file.")
+        if about.st_size > LARGEST_FILE:
+            raise InputError(f"{path} has {about.st_size:,} bytes, which is no config; name a TOML file.")
+        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))  # editors on Windows begin with a mark
     except FileNotFoundError:
-        raise InputError(f"{path} does not exist; configs/quick.toml is one to copy.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}).") from None
+        raise InputError(
+            f"{path} does not exist; `fedthe run --example > {EXAMPLE}` writes one to start from."
+        ) from None
+    except OSError as error:
+        raise InputError(f"{flatten(path, 200)} cannot be read ({error.strerror}).") from None
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not TOML: {error}.") from None
+        raise InputError(f"{path} is not TOML: {flatten(error, 200)}.") from None
+    except RecursionError:
+        raise InputError(f"{path} nests its values too deep; a config is flat but for [hyper.METHOD].") from None
+    except InputError:
+        raise
+    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits
+        raise InputError(f"{path} cannot be read ({flatten(error, 200)}).") from None
 
 
 def _put_hyper(values: dict[str, Any], key: str, value: Any) -> None:
     _, method, *path = key.split(".")
     if not method or not all(path) or not path:
-        raise InputError(f"{key!r} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
+        raise InputError(f"{quote(key)} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
     hyper = _convert("hyper", values.get("hyper", {}), _hint("hyper"))
     hyper.setdefault(method, {})[".".join(path)] = value
     values["hyper"] = hyper
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    return {each.name: typing.get_type_hints(Config)[each.name] for each in fields(Config)}
+
+
 def _hint(key: str) -> Any:
-    hints = typing.get_type_hints(Config)
-    known = [each.name for each in fields(Config)]
-    if key not in known:
-        raise InputError(f"there is no setting {key!r}; {find_nearest(key, known)}")
-    return hints[key]
+    if key not in _hints():
+        raise InputError(f"there is no setting {quote(key)}; {find_nearest(key, _hints())}")
+    return _hints()[key]
 
 
 def _from_text(text: str, hint: Any) -> Any:
     """A word of the command line as the kind of value that the setting takes."""
     if _optional(hint) and text.lower() == "none":
         return None
-    if typing.get_origin(_bare(hint)) is tuple:
-        return [_guess(part) if part else part for part in text.split(",")] if text else []  # curve= is none
-    return text if _bare(hint) is str else _guess(text)
+    hint = _bare(hint)
+    if typing.get_origin(hint) is tuple:
+        kind = typing.get_args(hint)[0]
+        parts = [part.strip() for part in text.split(",")] if text else []  # curve= is none
+        return [_from_text(part, kind) for part in parts]
+    return text if hint is str else _guess(text)
 
 
 def _guess(text: str) -> Any:
-    for kind in (int, float):
+    for kind in (int, float) if text.isascii() else ():  # Python would also take digits of other scripts
         try:
             return kind(text)
         except ValueError:
@@ -215,29 +270,64 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise InputError(f"{key} cannot be {value!r}; {find_nearest(str(value), choices)}")
+            near = find_nearest(value if isinstance(value, str) else "", choices)
+            raise InputError(f"{key} cannot be {quote(value)}; {near}")
         return value
     if origin is dict:
         if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
-            raise InputError(f"{key} must be tables by method, such as [hyper.fedthe], not {value!r}.")
-        return {method: _flatten(given) for method, given in value.items()}
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint is str and key == "name" and isinstance(value, int | float):
-        return str(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise InputError(f"{key} must be {_KINDS[hint]}, not {value!r}.")
+            raise InputError(f"{key} must be tables by method, such as [hyper.fedthe], not {quote(value)}.")
+        return {_check_text(key, method): _flatten(f"{key}.{method}", given) for method, given in value.items()}
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is str and key == "name" and is_number:
+        value = str(_check_number(key, value))
+    if not (is_number if hint is float else isinstance(value, hint)) or (hint is int and not is_number):
+        raise InputError(f"{key} must be {_KINDS[hint]}, not {quote(value)}.")
+    if hint is str:
+        return _check_text(key, value)
+    if hint is bool:
+        return value
+    return float(_check_number(key, value, whole=False)) if hint is float else _check_number(key, value)
+
+
+def _check_number(key: str, value: float, whole: bool = True) -> float:
+    """The number, if machines can count with it. A whole one stays whole, where the setting takes those."""
+    if not whole and isinstance(value, int):
+        value = float(value) if abs(value) < 10**300 else math.inf
+    if isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise InputError(f"{key} is too large: whole numbers go up to {LARGEST}, but it is {quote(value, 40)}.")
+        return value
+    if not math.isfinite(value):
+        raise InputError(f"{key} must be a finite number, not {value}.")
+    return value + 0.0  # so that -0.0, which other files would be filed under, is 0.0
+
+
+def _check_text(key: str, value: Any) -> str:
+    """The text, if it can be shown and be a path."""
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{key} must not be empty; leave it out for its default.")
+    if not is_plain(value):
+        raise InputError(f"{key} must be text without control characters, not {quote(value)}.")
+    if max(map(len, os.fsencode(value).split(b"/"))) > LONGEST_NAME or len(os.fsencode(value)) > LONGEST_PATH:
+        raise InputError(f"{key} is too long for the name of a file or folder: {quote(value)}.")
     return value
 
 
-def _flatten(given: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
     """[hyper.fedthe_plus.then] lr = 0.1 is the same as then.lr = 0.1"""
     flat: dict[str, Any] = {}
+    if not depth:
+        raise InputError(f"{clean(key)} nests tables too deep; write hyper.METHOD.NAME.")
     for name, value in given.items():
+        whole = f"{key}.{_check_text(key, name)}"
         if isinstance(value, Mapping):
-            flat |= {f"{name}.{rest}": each for rest, each in _flatten(value).items()}
+            flat |= {f"{name}.{rest}": each for rest, each in _flatten(whole, value, depth - 1).items()}
+        elif isinstance(value, str):
+            flat[name] = _check_text(clean(whole), value)
+        elif isinstance(value, int | float):
+            flat[name] = value if isinstance(value, bool) else _check_number(clean(whole), value)
         else:
-            flat[name] = value
+            raise InputError(f"{clean(whole)} must be a number, a word, true or false, not {quote(value)}.")
     return flat
 
 
@@ -254,4 +344,4 @@ def _bare(hint: Any) -> Any:
 
 
 def _show(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values)) or "empty"
+    return clean(", ".join(map(str, values)), 200) or "empty"

@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ from .live import Recorder, recording
 from .methods import METHODS, STUDIES
 from .methods.base import Method, describe, find_sender
 from .methods.fedthe import HeadEnsemble
-from .nets import NETS
+from .nets import NETS, takes_width
 from .nets.net import Net
 from .nets.standardized import standardize
 from .parallel import one_thread_of_torch
@@ -90,6 +90,7 @@ class Results:
     environment: Mapping[str, Any]
     folder: Path
     seconds: float
+    digests: Mapping[str, str] = field(default_factory=dict)  # of decoded content: "pool", and by natural test
 
     @property
     def methods(self) -> list[str]:
@@ -127,6 +128,7 @@ class Results:
             "notes": list(self.notes),
             "names": self.names,
             "pools": self.pools,
+            "digests": self.digests,
             "curves": {str(rounds): scores for rounds, scores in self.curves.items()},
             "answers": list(self.answers),
             "examples": self.examples,
@@ -195,6 +197,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
             manifests={work.run.seed: work.federation.manifest_hash for work in works},
             names={test: name_shift(test, pool) for test, pool in natural.items()},
             pools={test: pool.name for test, pool in natural.items()},
+            digests={"pool": works[0].federation.pool.digest} | {test: pool.digest for test, pool in natural.items()},
             curves=curves,
             answers=done.files,
             examples=works[0].keep_examples(),
@@ -322,6 +325,7 @@ def read_results(folder: Path) -> Results:
             manifests={int(seed): digest for seed, digest in summary["manifests"].items()},
             names=summary["names"],
             pools=summary["pools"],
+            digests=summary.get("digests", {}),
             curves={int(rounds): _as_cells(scores) for rounds, scores in summary["curves"].items()},
             answers=tuple(summary["answers"]),
             examples=summary["examples"],
@@ -474,7 +478,7 @@ def make_net(config: Config, classes: int, channels: int, size: int, moments: Mo
     """moments: of the images' channels, where the network is to standardize them."""
     if config.net not in NETS:
         raise InputError(f"there is no network {config.net!r}; {find_nearest(config.net, NETS)}")
-    more = {"width": config.width} if config.net == "resnet20_gn" else {}
+    more = {"width": config.width} if takes_width(config.net) else {}
     net = NETS[config.net](classes, channels, size, config.head_layers, **more)
     return net if moments is None else standardize(net, *moments)
 

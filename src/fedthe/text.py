@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import unicodedata
 from collections.abc import Iterable
 
@@ -11,6 +12,21 @@ def clean(name: str, limit: int = 60) -> str:
     """A name without control characters and lone surrogates, and not too long: what a terminal or picture can show."""
     plain = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in name)
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text has neither control characters nor lone surrogates, as a name or a path should."""
+    return not any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
+
+
+def quote(value: object, limit: int = 80) -> str:
+    """A value as Python writes it, however large, deep or odd it is: fit for an error message."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = limit
+    try:
+        return clean(short.repr(value), limit)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return f"something too large to show ({type(value).__name__})"
 
 
 def flatten(text: object, limit: int) -> str:
@@ -25,7 +41,7 @@ def say_value(value: object) -> str:
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
     """A hint to append to "... is unknown": the nearest known word, or all of them."""
-    known = list(known)
+    known, word = list(known), word[:100]  # nobody mistypes more than that, and comparing takes time
     near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
     if near:
         return f"did you mean {next(name for name in known if name.lower() == near[0])}?"

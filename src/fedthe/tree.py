@@ -50,7 +50,7 @@ def map_leaves(fn: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
     for other in others:
         if first.keys() != other.keys():
             raise InputError(
-                f"trees must have the same keys, but they differ in {sorted(first.keys() ^ other.keys())}."
+                f"trees must have the same keys, but they differ in {sorted(first.keys() ^ other.keys())[:5]}."
             )
     result: Tree = {}
     for name in first:
@@ -86,7 +86,9 @@ def weighted_mean(trees: Tree | Sequence[Tree], weights: Sequence[float] | torch
     stacked = trees if isinstance(trees, dict) else stack(trees)
     if not isinstance(weights, torch.Tensor):
         if not weights or not all(math.isfinite(w) and w >= 0 for w in weights) or not sum(weights) > 0:
-            raise InputError(f"weights must be finite, not negative and not all zero, but they are {list(weights)}.")
+            raise InputError(
+                f"weights must be finite, not negative and not all zero, but they begin with {list(weights)[:5]}."
+            )
         weights = torch.tensor(weights, dtype=torch.float64)
     shares = weights / weights.sum()
 

@@ -95,6 +95,7 @@ DATASETS |= load_plugins("fedthe.datasets", DATASETS)
 OWN_SHIFTS = {"npz": npz.load_shift, "folder": folder.load_shift}
 
 
+SMALLEST = 8  # pixels of a side that corruptions need
 LARGE = 128  # pixels of a side; above, whole datasets would need tens of gigabytes
 
 
@@ -106,8 +107,8 @@ def load_dataset(
     natural: None for what is at hand, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
     size: pixels of a side, where the dataset's own is not wanted.
     """
-    if size is not None and not 1 <= (size := read_whole("size", size)) <= 1024:
-        raise InputError(f"size must be from 1 to 1024 pixels, but is {size}.")
+    if size is not None and not SMALLEST <= (size := read_whole("size", size)) <= 1024:
+        raise InputError(f"size must be from {SMALLEST} to 1024 pixels, but is {size}.")
     name, source, path = locate(spec, DATASETS, home or store.home())
     if size is not None and size > LARGE and source.lies == "home":
         raise InputError(f"{name} is too large for images of {size} pixels; size can be at most {LARGE}.")

@@ -16,6 +16,8 @@ from ..tree import Tree
 from .layers import conv_beside, norm_relu
 from .net import Net, Start, norm
 
+WIDEST = 64  # a billion parameters for each client
+
 
 def _conv(out: int, into: int, side: int) -> Start:
     return Start("normal", math.sqrt(2 / (side * side * out)), (out, into, side, side))
@@ -28,6 +30,8 @@ class ResNet20GN(Net):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.width > WIDEST:
+            raise InputError(f"resnet20_gn: width must be at most {WIDEST}, but is {self.width}.")
         if self.width < 1 or self.groups < 1 or 16 * self.width % self.groups:
             raise InputError(
                 f"resnet20_gn: groups must divide 16 * width channels, "

@@ -20,7 +20,15 @@ from ..errors import InputError
 from ..experiment import EXAMPLES, Results, read_results
 from ..pictures import TITLES
 from ..study.draw import describe_settings, name_method
-from ..study.reproduce import FORMAT, FREE, find_comparable, list_clients, time_samples
+from ..study.reproduce import (
+    FORMAT,
+    FREE,
+    find_comparable,
+    list_clients,
+    list_unchecked,
+    say_unchecked,
+    time_samples,
+)
 from ..study.show import list_remarks
 from ..study.tables import SEVERITY, Case, Table, find_table, load_tables, method_of, plan_cases
 from ..text import clean
@@ -223,6 +231,8 @@ def find_paper(results: Results) -> Paper | None:
             cells[method] = {**row, **cells.get(method, {})}
     apart = [test for test in results.tests if not any(test in row for row in cells.values())]
     remarks = [f"Not in the paper, or not on its data, so not compared: {', '.join(apart)}."] if apart else []
+    if cells and (unchecked := list_unchecked(results)):
+        remarks.append(say_unchecked(unchecked))
     if results.config.seeds != (0, 1, 2):
         remarks.append("The paper's numbers are means of three seeds.")
     return replace(found[0], cells=cells, remarks=remarks)

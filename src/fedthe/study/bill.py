@@ -15,6 +15,7 @@ from ..experiment import group_by_training, make_methods
 from ..methods.base import Method, Predictor, describe, find_sender
 from ..methods.memo import Memo
 from ..store import content_hash
+from .probing import MODES, PRETRAIN_EPOCHS
 from .tables import Table, plan_cases
 
 POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; the second is rounded
@@ -83,9 +84,20 @@ def bill_training(config: Config, rows: int, bench: Bench | None, sends: bool) -
     there = count_sampled(config.clients, config.participation) / config.clients
     visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * sends + config.personal_epochs)
     images = config.rounds * there * visits
+    return Bill(1, config.rounds, images, 0, _time_images(config, images, bench))
+
+
+def bill_pretraining(config: Config, bench: Bench | None) -> Bill:
+    """What the study of probing costs: half of the classes to pre-train on, half for three ways of fine-tuning."""
+    rows, _ = _measure_pool(config)
+    tuning = len(MODES) * SPLIT[0] * config.train_fraction * config.personal_epochs
+    images = len(config.seeds) * rows / 2 * (PRETRAIN_EPOCHS + tuning)
+    return Bill(len(config.seeds), 0, images, 0, _time_images(config, images, bench))
+
+
+def _time_images(config: Config, images: float, bench: Bench | None) -> float | None:
     speed = _find(bench, ROUNDS.get(config.net, ROUND), ROUND)
-    seconds = None if speed is None else images * config.width**2 * speed / IMAGES_OF_ROUND
-    return Bill(1, config.rounds, images, 0, seconds)
+    return None if speed is None else images * config.width**2 * speed / IMAGES_OF_ROUND
 
 
 def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None) -> Bill:

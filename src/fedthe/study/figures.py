@@ -63,12 +63,18 @@ def find_figure(name: str) -> Figure:
     return FIGURES[name]
 
 
-def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
-    """All that a figure shows, as plain data; settings change those of the paper."""
+def plan_figure(name: str, **settings: Any) -> Config:
+    """The experiment that a figure needs; settings change those of the paper."""
     figure = find_figure(name)
     config = make_config({**figure.settings, **settings})
     if figure.fixed and config.methods != tuple(figure.settings["methods"]):
         raise InputError(f"{name} is about {', '.join(figure.settings['methods'])}; leave methods out.")
+    return config
+
+
+def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
+    """All that a figure shows, as plain data; settings change those of the paper."""
+    figure, config = find_figure(name), plan_figure(name, **settings)
     titles = name_tests(load_dataset(config.dataset, natural=config.natural, size=config.size))
     tests = pick_tests(config, titles)
     measured = {

@@ -28,10 +28,12 @@ from ..methods.base import Method
 from ..methods.probing import Probe
 from ..nets import NETS
 from ..progress import track
+from ..text import quote
 from ..tree import Tree
 from ..types import Shard
 
 MODES = ("lp", "ft", "lpft")
+PRETRAIN_EPOCHS = 20
 
 
 def compare_probing(
@@ -41,7 +43,7 @@ def compare_probing(
     training: Training,
     *,
     net: str = "cnn",
-    pretrain_epochs: int = 20,
+    pretrain_epochs: int = PRETRAIN_EPOCHS,
     samples: int | None = None,
     engine: Engine | None = None,
 ) -> dict[str, dict[str, float]]:
@@ -49,7 +51,9 @@ def compare_probing(
     classes = len(dataset.pool.classes)
     rest = [c for c in range(classes) if c not in set(seen)]
     if len(seen) < 2 or len(rest) < 2 or not all(0 <= c < classes for c in seen):
-        raise InputError(f"seen must name at least two of the {classes} classes and leave two, but it is {list(seen)}.")
+        raise InputError(
+            f"seen must name at least two of the {classes} classes and leave two, but it is {quote(seen)}."
+        )
     _, size, _, channels = dataset.pool.images.shape
     engine = engine or Loop()
     body = pretrain(keep_classes(dataset.pool, seen), net, training, settings.seed, pretrain_epochs, engine.device)
@@ -82,7 +86,7 @@ def keep_classes(pool: Pool, classes: Sequence[int]) -> Pool:
     """The rows of some classes, counted anew in their order."""
     kept = np.flatnonzero(np.isin(pool.labels, classes))
     if not len(kept):
-        raise InputError(f"{pool.name} has no image of the classes {list(classes)}.")
+        raise InputError(f"{pool.name} has no image of the classes {quote(list(classes))}.")
     place = {c: i for i, c in enumerate(classes)}
     labels = np.array([place[c] for c in pool.labels[kept].tolist()])
     return replace(pool, images=pool.images[kept], labels=labels, classes=tuple(pool.classes[c] for c in classes))

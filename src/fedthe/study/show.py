@@ -7,6 +7,7 @@ from typing import Any
 
 from ..text import say_value
 from .bill import Bill
+from .reproduce import say_unchecked
 from .tables import AVERAGE, Table
 
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
@@ -47,6 +48,8 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
         remarks.append("Not the paper's data, so nothing is compared.")  # the paper's table, or one of ours
+    if record["compared"] and record.get("unchecked"):
+        remarks.append(say_unchecked(record["unchecked"]))
     changed = [f"{name} {say_value(ours)} ({say_value(papers)})" for name, (ours, papers) in record["changed"].items()]
     if changed:
         remarks.append(f"Not the paper's settings: {', '.join(changed)}.")
