@@ -339,7 +339,10 @@ class Same:
         (lambda folder: folder / "nothing", "does not exist"),
         (lambda folder: folder, "holds no run and no record"),
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
-        (lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'), "holds no"),
+        (
+            lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'),
+            "no whole record",
+        ),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
         (lambda folder: _write(folder / "config.json", "{}").parent, "a run that is not finished"),
     ],

@@ -115,3 +115,4 @@ class Page:
     title: str
     shown: Sequence[Shown]
     figures: Sequence[Mapping[str, Any]] = field(default=())  # records of `fedthe figure`
+    notes: Sequence[str] = field(default=())  # what is left out

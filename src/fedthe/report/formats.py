@@ -55,7 +55,7 @@ class Block:
 
 def write_markdown(page: Page) -> str:
     """Tables for a README or an issue: ours with costs, the worst client's, and the paper's."""
-    parts = [f"# {escape_markdown(page.title)}"]
+    parts = [f"# {escape_markdown(page.title)}", *map(escape_markdown, page.notes)]
     for shown in page.shown:
         parts += [f"## {escape_markdown(shown.name)}", escape_markdown(shown.sentence)]
         for block in lay_out(shown):
@@ -90,7 +90,7 @@ def write_csv(page: Page) -> str:
         for seed, clients in shown.clients.items():
             for method, tests in clients.scores.items():
                 for test, percents in tests.items():
-                    words = _disarm(shown.name), _disarm(method), _disarm(test)
+                    words = [_disarm(_flatten(word)) for word in (shown.name, method, test)]
                     for client, percent in enumerate(percents):
                         if percent is not None:
                             lines.writerow([words[0], seed, client, *words[1:], percent])

@@ -42,7 +42,7 @@ def render(page: Page) -> str:
     parts = {
         "title": _say(page.title),
         "css": _read("page.css"),
-        "head": _show_head(page.shown),
+        "head": _show_head(page.shown, page.notes),
         "nav": "\n".join(f'<li><a href="#{each.id}">{each.name}</a></li>' for each in sections),
         "runs": _choose_run(page.shown),
         "sections": "\n".join(each.html for each in sections),
@@ -188,7 +188,7 @@ def _has_trade_off(shown: Shown) -> bool:
     return any("original" in scores and len(scores) > 1 for scores in shown.scores.values())
 
 
-def _show_head(runs: Sequence[Shown]) -> str:
+def _show_head(runs: Sequence[Shown], left_out: Sequence[str]) -> str:
     several = len(runs) > 1
     lines = [f'<p class="sentence">{_say(shown.sentence)}</p>' for shown in runs if not several]
     if several:
@@ -199,6 +199,7 @@ def _show_head(runs: Sequence[Shown]) -> str:
         f"{_prefix(shown, several)}{_say(what)}: {_say(why)}" for shown in runs for what, why in shown.failures.items()
     ]
     notes = [f"{_prefix(shown, several)}{_say(note)}" for shown in runs for note in shown.notes]
+    notes += map(_say, left_out)
     if failures:
         lines.append(f'<div class="note failed"><h2>What failed</h2>{_list_items(failures)}</div>')
     if notes:
