@@ -79,7 +79,9 @@ def main() -> None:
 
 
 def _refuse(sentence: str, code: int = 2) -> NoReturn:
-    print(f"fedthe: {' '.join(sentence.split())}", file=sys.stderr)
+    from .text import hide_secrets
+
+    print(f"fedthe: {hide_secrets(' '.join(sentence.split()))}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -188,7 +190,7 @@ def table(
     goes on where it was, and trainings that tables share are done once.
     """
     from .config import read_words
-    from .store import make_folder
+    from .store import check_folder
     from .study.tables import find_table, pick_tables
 
     if id is not None and "=" in id:  # a setting, and no table
@@ -209,7 +211,7 @@ def table(
     if show:
         return _show_records([each for each, _ in tables], show, as_json, every)
     if save:
-        make_folder(save)  # what cannot be written is refused before the long part
+        check_folder(save)  # what cannot be written is refused before the long part
     loggers = Loggers(tensorboard, mlflow)
     done: dict[str, Any] = {}
     for each, some in tables:
@@ -308,11 +310,11 @@ def _show_records(tables: list[PaperTable], folder: Path, as_json: bool, every: 
 
 
 def _print_record(table: PaperTable, record: dict[str, Any]) -> None:
-    from .study.show import lay_out, list_remarks
+    from .study.show import lay_out, list_remarks, say_spread
 
     _print_grid(
         *lay_out(table, record),
-        title=f"{table.id}: {table.title}\nours ± over seeds, an average ± over tests; the paper's, difference",
+        title=f"{table.id}: {table.title}\n{say_spread(record)}; the paper's, difference",
     )
     for remark in list_remarks(record):
         _stdout().print(remark, soft_wrap=True, markup=False, highlight=False)
@@ -356,7 +358,7 @@ def figure(
     """
     from .config import read_words
     from .records import read_json
-    from .store import make_folder, write_json
+    from .store import check_folder, write_json
     from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
 
     if id is None and not redraw:
@@ -365,7 +367,7 @@ def figure(
         raise InputError("name a figure; `fedthe figure` lists them.")
     find_figure(id)
     settings = {"out": str(out)} | read_words(words or ())
-    make_folder(save)
+    check_folder(save)
     path = save / f"{id}.json"
     if redraw:
         measured = read_json(path)
@@ -475,9 +477,12 @@ class Loggers:
     mlflow: str | None = None
 
     def __post_init__(self) -> None:
-        from .report.data import Page
+        from .report.loggers import check_mlflow, check_tensorboard
 
-        self.write(Page("", []))  # what is missing is refused before the long part
+        if self.tensorboard:  # what is missing is refused before the long part
+            check_tensorboard(self.tensorboard)
+        if self.mlflow:
+            check_mlflow(self.mlflow)
 
     def write(self, page: Page) -> None:
         from .report.loggers import write_mlflow, write_tensorboard
@@ -502,13 +507,14 @@ def _report_run(results: Results, loggers: Loggers) -> Path | None:
 def _report(make_page: Callable[[], Page], path: Path, loggers: Loggers) -> Path | None:
     """The page of what just ran, if it can be made: after hours of work nothing here is a reason to fail."""
     from .report.page import write_page
+    from .text import hide_secrets
 
     try:
         page = make_page()
         loggers.write(page)
         write_page(page, path)
     except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__
+        why = hide_secrets(" ".join(str(error).split())) or type(error).__name__
         print(f"fedthe: the report is not complete ({why}); `fedthe report` makes it again.", file=sys.stderr)
         return None
     return path
@@ -537,12 +543,12 @@ def bench(
     Each number stands beside its floor: the arithmetic it takes, or the bytes it moves, at the machine's best.
     """
     from . import bench as lab
-    from .store import home, make_folder, write_json
+    from .store import check_folder, home, write_json
 
     before = lab.read_bench(baseline) if baseline else None
     for folder in (save.parent if save else None, home() if remember else None):
         if folder:  # what cannot be written is refused before the long part
-            make_folder(folder)
+            check_folder(folder)
     if save and save.is_dir():
         raise InputError(f"{save} is a folder; name a file to save the result in.")
     with _bars():

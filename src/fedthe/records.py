@@ -29,6 +29,7 @@ from . import store, tree
 from .engine.clients import Clients
 from .engine.visit import Progress
 from .errors import InputError
+from .text import hide_secrets
 
 PARTS = (".clients", ".json", ".safetensors")  # the files of a training, the one that counts last
 LINK = "fedthe.links"  # the metadata key under which tensors that several names share are listed
@@ -178,7 +179,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 def _name_command() -> str:
     """What was typed to get here; nothing where Python was asked line by line."""
-    script, *words = sys.argv or [""]
+    script, *words = map(hide_secrets, sys.argv or [""])
     path = Path(script)
     if path.stem == "fedthe" or path.parts[-2:] == ("fedthe", "__main__.py"):
         return shlex.join(["fedthe", *words])

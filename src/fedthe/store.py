@@ -128,6 +128,14 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"cannot write below {folder} ({error.strerror}); name another place.") from None
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse what `make_folder` would refuse, and create nothing."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "Permission denied" if there.is_dir() else "Not a directory"
+        raise InputError(f"cannot write below {folder} ({why}); name another place.")
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

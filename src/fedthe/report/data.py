@@ -70,7 +70,7 @@ class Losses:
 class Curve:
     rounds: Sequence[int]
     mean: Sequence[float]
-    std: Sequence[float]
+    std: Sequence[float | None]  # over seeds; None for one seed
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def gather(paths: Sequence[Path]) -> Page:
         values = {file: read_json(file) for file in files}
         known = {file: value for file, value in values.items() if is_record(value)}
         if not known:
-            raise InputError(f"{path} holds no run and no record of a table or a figure.")
+            raise InputError(explain(path))
         notes += [f"{file} is left out: it is no record of a table or a figure." for file in values.keys() - known]
         for file, value in known.items():
             record = check_record(value, file)
@@ -307,13 +307,14 @@ def _draw_curves(results: Results) -> dict[str, dict[str, Curve]]:
     if not results.curves:
         return {}
     last = results.scores()
+    several = len(results.config.seeds) > 1  # the file of a single seed may be older, and say 0
     points = {**results.curves, results.config.rounds: last}
     curves: dict[str, dict[str, Curve]] = {}
     for method, tests in last.items():
         for test in tests:
             at = {rounds: scores[method][test] for rounds, scores in points.items() if test in scores.get(method, {})}
             curves.setdefault(method, {})[test] = Curve(
-                list(at), [mean for mean, _ in at.values()], [std for _, std in at.values()]
+                list(at), [mean for mean, _ in at.values()], [std if several else None for _, std in at.values()]
             )
     return curves
 

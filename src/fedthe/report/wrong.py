@@ -37,4 +37,4 @@ def _explain_file(path: Path) -> str:
     for folder in (path.parent, path.parent.parent):
         if (folder / "config.json").is_file():
             return f"{path} is a part of a run; name the folder of the run, {folder}."
-    return f"{path} is no record of a table or a figure; {WANTED}."
+    return f"{path} holds no run and no record of a table or a figure; {WANTED}."
