@@ -20,8 +20,12 @@ from fedthe.errors import Failed, InputError
 from fedthe.experiment import _Work, read_results
 from fedthe.live import read_progress
 from fedthe.report.data import BINS
+from fedthe.report.formats import write_latex, write_markdown
 from fedthe.report.gather import find_paper, gather, show_record, show_results, write_call
+from fedthe.report.page import render
 from fedthe.study.reproduce import PAPER_DIGESTS, make_record, run_cases
+from fedthe.study.show import lay_out
+from fedthe.study.show import write_markdown as write_table
 from fedthe.study.tables import find_table, plan_cases
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -341,7 +345,10 @@ class Same:
         (lambda folder: folder / "nothing", "does not exist"),
         (lambda folder: folder, "holds no run and no record"),
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
-        (lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'), "holds no"),
+        (
+            lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'),
+            "no whole record",
+        ),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
         (lambda folder: _write(folder / "config.json", "{}").parent, "a run that is not finished"),
     ],
@@ -370,3 +377,38 @@ def test_a_run_of_another_version_is_refused_in_a_sentence(results, tmp_path):
 def test_a_curve_is_of_rounds_before_the_last_in_order(curve):
     with pytest.raises(InputError, match="curve must name rounds"):
         make_config({"rounds": 3, "curve": curve})
+
+
+def test_a_single_seed_has_no_standard_deviation(data, tmp_path):
+    settings = {"natural": "none", "clients": 2, "rounds": 2, "curve": [1], "local_epochs": 1, "samples": 3}
+    one = fedthe.run(dataset=data, **settings, methods=["fedavg"], out=tmp_path / "one")
+    assert set(one.std()["fedavg"].values()) == {None}
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text(encoding="utf-8"))
+    assert set(summary["std_over_seeds"]["fedavg"].values()) == {None}
+    assert {std for _, std in summary["curves"]["1"]["fedavg"].values()} == {None}
+    page = gather([tmp_path / "one"])
+    assert set(page.shown[0].curves["fedavg"]["ooc"].std) == {None}
+    for text in (write_markdown(page), write_latex(page), render(page).partition('<script id="plotly"')[0]):
+        assert "±" not in text
+        assert r"\pm" not in text
+    table = find_table("main-dir0.1")
+    done = run_cases(
+        plan_cases(table, ["fedavg"], **settings, dataset=data, seeds=[0], out=str(tmp_path / "t"), size=None)
+    )
+    record = make_record(table, done)
+    assert record["rows"]["fedavg"]["ooc"][1] is None
+    for each in (record, _with_zeros(record)):  # as earlier versions wrote it
+        _, rows = lay_out(table, each)
+        assert "±" not in "".join(cell for row in rows for cell in row)
+        assert "±" not in write_table(table, each)
+        assert show_record(each).scores["fedavg"]["ooc"].std is None
+    two = fedthe.run(dataset=data, **settings, methods=["fedavg"], seeds=[0, 1], out=tmp_path / "two")
+    assert all(std is not None for std in two.std()["fedavg"].values())
+
+
+def _with_zeros(record):
+    rows = {
+        row: {test: [mean, 0.0 if std is None else std] for test, (mean, std) in cells.items()}
+        for row, cells in record["rows"].items()
+    }
+    return record | {"rows": rows}

@@ -1,16 +1,20 @@
 """The page in a real browser: what its script does, what it asks of the network, and who can use it."""
 
 import json
+import re
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fedthe import cli
 from fedthe.report.data import Clients, Page, Score
+from fedthe.report.gather import gather
 from fedthe.report.page import write_page
 from report_pages import FIGURE_CONFIG, make_page, make_shown
 
+RESULTS = Path(__file__).parents[1] / "results"
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -266,6 +270,60 @@ def test_every_chart_is_drawn_in_both_themes_and_anybody_can_use_it(browser, tmp
         assert page.locator("html").get_attribute("data-theme") == "dark"
 
 
+@pytest.mark.parametrize("width", [400, 1200])
+def test_every_point_has_a_label_that_covers_no_other(browser, tmp_path, width):
+    """Of all methods of the paper, with real numbers, most of which are close to each other."""
+    page_of_all = gather([RESULTS / "main-dir0.1.json"])
+    with open_page(browser, page_of_all, tmp_path, width) as page:
+        page.locator("#trade .chart").scroll_into_view_if_needed()
+        page.wait_for_selector("#trade .annotation-text")
+        labels = page.locator("#trade .annotation-text")
+        assert sorted(labels.all_text_contents()) == sorted(page_of_all.shown[0].methods.values())
+        boxes = [each.bounding_box() for each in labels.all()]
+        whole = page.locator("#trade .chart").bounding_box()
+        for i, a in enumerate(boxes):
+            assert whole["x"] <= a["x"]
+            assert a["x"] + a["width"] <= whole["x"] + whole["width"]
+            for b in boxes[:i]:
+                apart_x = a["x"] + a["width"] <= b["x"] + 1 or b["x"] + b["width"] <= a["x"] + 1
+                apart_y = a["y"] + a["height"] <= b["y"] + 4 or b["y"] + b["height"] <= a["y"] + 4  # a line has air
+                assert apart_x or apart_y, (a, b)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_fedthe_and_fedthe_plus_are_told_apart_without_hue(browser, tmp_path, theme):
+    page_of_both = make_page(methods=("fedavg", "fedthe", "fedthe_plus"), clients=2, rounds=8)
+    with open_page(browser, page_of_both, tmp_path, color_scheme=theme) as page:
+        points = page.locator("#trade .legend .swatch")
+        shades = points.evaluate_all("(all) => all.map((each) => getComputedStyle(each).backgroundColor)")[1:]
+        one, other = sorted(luminance([float(part) for part in re.findall(r"[\d.]+", shade)[:3]]) for shade in shades)
+        assert (other + 0.05) / (one + 0.05) > 1.8
+        assert points.nth(1).get_attribute("class") != points.nth(2).get_attribute("class")
+        lines = page.locator("#curves .legend .swatch")
+        assert lines.nth(1).get_attribute("data-dash") != lines.nth(2).get_attribute("data-dash")
+
+
+def luminance(rgb):
+    shares = [part / 255 for part in rgb]
+    linear = [share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_table_that_is_too_wide_says_that_it_scrolls(browser, tmp_path):
+    hint = "(region) => getComputedStyle(region, '::before').content"
+    with open_page(browser, make_page(methods=("fedavg", "fedthe_plus"), clients=2), tmp_path, 400) as page:
+        region = page.locator("#results .scroll")
+        page.wait_for_selector("#results .scroll.wide:not(.end)")
+        assert "scroll sideways" in region.evaluate(hint)
+        first, whole = region.locator("tbody th").first.bounding_box(), region.bounding_box()
+        assert first["width"] < 0.35 * whole["width"]  # the numbers have room
+        region.evaluate("(region) => region.scrollTo(region.scrollWidth, 0)")
+        page.wait_for_selector("#results .scroll.wide.end")
+        page.set_viewport_size({"width": 1200, "height": 900})
+        page.wait_for_selector("#results .scroll:not(.wide)")
+        assert region.evaluate(hint) == "none"
+
+
 def test_the_system_chooses_the_theme_until_somebody_does(browser, tmp_path):
     with open_page(browser, make_page(methods=("fedavg",), clients=2), tmp_path, color_scheme="dark") as page:
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -294,7 +352,7 @@ def test_names_of_users_are_text_in_every_place(browser, tmp_path):
             assert EVIL in page.locator(place).first.inner_text(), place
         heat, bars = page.locator("#clients .chart").all()
         assert EVIL[:10] in heat.locator(".xtick text").first.text_content()
-        labels = page.locator("#trade .chart .scatterlayer").text_content()
+        labels = page.locator("#trade .chart .infolayer").text_content()
         assert "<b>M</b> $x$" in labels
         assert EVIL[:20] in labels
         for chart, said in ((bars, f"{loud}: "), (heat, f"{loud} %{{x}} 0")):

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import sys
+import zipfile
 
 import pytest
 
@@ -123,3 +125,38 @@ def test_what_cannot_be_shown_is_one_sentence(fedthe, arguments, says, tmp_path,
     said = fedthe(*arguments, exits=2).err
     assert says in said
     assert said.count("\n") == 1
+
+
+def test_something_else_than_a_run_is_named_for_what_it_is(fedthe, ran, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quick.toml").write_text(SMALL)
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (tmp_path / "empty").mkdir()
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as file:
+        file.writestr("config.json", "{}")
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "piped").mkdir()
+    for name in ("config.json", "progress.json"):
+        os.mkfifo(tmp_path / "piped" / name)
+    wrong = {
+        "quick.toml": "`fedthe run quick.toml`",
+        "picture.png": "name the folder of a run",
+        "run.zip": "name the folder of a run",
+        "empty": "an empty folder",
+        "pipe": "neither a file nor a folder",
+        "pipe.json": "neither a file nor a folder",
+        "piped": "not a regular file",
+        ran: f"name one of them: {ran / 'a'}, {ran / 'b'}",
+        ran / "a" / "trainings": f"name the folder of the run, {ran / 'a'}",
+        ran / "a" / "results.jsonl": f"name the folder of the run, {ran / 'a'}",
+        ran / "a" / "summary.json": f"name the folder of the run, {ran / 'a'}",
+    }
+    before = sorted(tmp_path.iterdir())
+    for path, says in wrong.items():
+        for command in (["report", path], ["compare", path, ran / "a"], ["compare", ran / "a", path], ["watch", path]):
+            said = fedthe(*command, exits=2).err
+            assert says in said, command
+            assert "delete" not in said
+            assert said.count("\n") == 1
+    assert sorted(tmp_path.iterdir()) == before

@@ -15,7 +15,10 @@ import pytest
 
 from fedthe.errors import InputError
 from fedthe.report.data import BINS, Cost, Losses, Page
+from fedthe.report.gather import gather
 from fedthe.report.loggers import list_points, write_mlflow, write_tensorboard
+from fedthe.report.page import render
+from fedthe.text import hide_secrets
 from report_pages import make_page, make_shown
 
 
@@ -263,7 +266,7 @@ def test_mlflow_server_that_is_down(monkeypatch, capfd):
         closed.bind(("127.0.0.1", 0))  # taken, and nobody listens
         port = closed.getsockname()[1]
         said = refuse(f"http://me:secret@127.0.0.1:{port}")
-    assert said.startswith(f"cannot log to MLflow at http://127.0.0.1:{port} (")
+    assert said.startswith(f"cannot log to MLflow at http://***@127.0.0.1:{port} (")
     assert "secret" not in said
     assert capfd.readouterr() == ("", "")
 
@@ -324,3 +327,83 @@ def test_packages_that_are_missing(tmp_path, monkeypatch, missing, write, words)
     with pytest.raises(InputError) as raised:
         write(make_page(clients=2, seeds=(0,), rounds=4), tmp_path)
     assert str(raised.value).endswith(words)
+
+
+def write_config(folder, data):
+    path = folder / "mine.toml"
+    settings = f'dataset = "{data}"\nmethods = ["fedavg"]\nclients = 2\nrounds = 1\nlocal_epochs = 1\nsamples = 3\n'
+    path.write_text(settings + 'natural = "none"\n')
+    return path
+
+
+def test_a_password_is_nowhere(server, fedthe, data, tmp_path, monkeypatch):
+    """Not in a file of the run, not in what is printed, and not in what the server is told."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "of-the-environment")
+    uri = f"http://me:pass%40word@127.0.0.1:{server.server_port}/?api_key=of-the-query"
+    folder = tmp_path / "run"
+    said = fedthe("run", write_config(tmp_path, data), f"out={folder}", "--mlflow", uri)
+    assert server.heard
+    server.status = 500
+    again = fedthe("run", tmp_path / "mine.toml", f"out={folder}", "--mlflow", uri)  # fails at the end
+    assert "the report is not complete" in again.err
+    report = fedthe("report", folder, "-o", folder / "again.html", "--mlflow", uri, exits=2)
+    told = [each for said in (said, again, report) for each in said] + [json.dumps(server.heard)]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert "***@127.0.0.1" in (folder / "environment.json").read_text(encoding="utf-8")
+    for secret in ("pass%40word", "pass@word", "of-the-query", "of-the-environment"):
+        assert not [path for path in files if secret.encode() in path.read_bytes()]
+        assert not [each for each in told if secret in each]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("see http://me:secret@host:5/x?a=1.", "see http://***@host:5/x?a=1."),
+        ("'https://me:se@cr/et@host/'", "'https://***@host/'"),
+        ("https://secret@host", "https://***@host"),
+        ("http:/me:secret@host", "http:/***@host"),  # as a path is written
+        ("x://h/?token=secret&b=2 and c", "x://h/?token=***&b=2 and c"),
+        ("x://h/?b=2&aws_secret_access_key=secret#d", "x://h/?b=2&aws_secret_access_key=***#d"),
+        ("sqlite:///runs@home/m.db", "sqlite:///runs@home/m.db"),
+        ("http://host/a@b?page=2", "http://host/a@b?page=2"),
+        ("me@example.org", "me@example.org"),
+    ],
+)
+def test_secrets_are_hidden(text, said):
+    assert hide_secrets(text) == said
+
+
+def test_a_command_of_an_earlier_version_is_shown_without_its_password(ran_before):
+    page = gather([ran_before])
+    assert "hunter22" not in render(page)
+    assert "http://***@host" in render(page)
+
+
+@pytest.fixture
+def ran_before(fedthe, data, tmp_path):
+    folder = tmp_path / "run"
+    fedthe("run", write_config(tmp_path, data), f"out={folder}")
+    path = folder / "environment.json"
+    known = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(known | {"command": "fedthe run x.toml --mlflow http://me:hunter22@host"}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "nothing.toml"], "does not exist"),
+        (["run", "mine.toml", "rounds=x"], "rounds must be"),
+        (["report", "nothing"], "does not exist"),
+        (["table", "main-dir0.1", "rounds=x"], "rounds must be"),
+    ],
+)
+def test_what_is_refused_leaves_nothing_behind(fedthe, data, tmp_path, arguments, says):
+    write_config(tmp_path, data)
+    before = sorted(tmp_path.rglob("*"))
+    loggers = ["--mlflow", "sqlite:///new/m.db", "--tensorboard", "board"]
+    assert says in fedthe(*arguments, *loggers, exits=2).err
+    save = ["--save", "saved"] if arguments[0] == "table" else ["--mlflow", "sqlite:///m.db"]
+    assert says in fedthe(*arguments, *save, exits=2).err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -9,6 +9,7 @@ import pytest
 
 from fedthe.errors import InputError
 from fedthe.report.data import Clients, Cost, Page, Paper, Score
+from fedthe.report.headline import say_finding
 from fedthe.report.page import render, write_page
 from report_pages import FIGURE_CONFIG, make_page, make_shown
 
@@ -270,3 +271,52 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="pip install 'plotly>=6'"):
         write_page(make_page(clients=2, seeds=(0,)), path)
     assert path.read_text() == "old"
+
+
+def make_ranked(averages, spread, seeds=(0, 1, 2)):
+    """A run of methods with these averages; a seed moves the first method by `spread`."""
+    shown = make_shown(methods=tuple(averages), clients=2, seeds=seeds, rounds=4)
+    first = next(iter(averages))
+    clients, scores = {}, {}
+    for i, seed in enumerate(seeds):
+        percents = {m: mean + (spread * (i - 1) if m == first else 0.0) for m, mean in averages.items()}
+        by_method = {m: {t: [percent, percent] for t in shown.tests} for m, percent in percents.items()}
+        clients[str(seed)] = Clients([], by_method, {})
+    for m in averages:
+        mean = sum(clients[str(seed)].scores[m]["ooc"][0] for seed in seeds) / len(seeds)
+        scores[m] = {t: Score(mean, None, mean) for t in shown.tests}
+    return replace(shown, scores=scores, clients=clients)
+
+
+def test_the_page_begins_with_what_was_found():
+    said = say_finding(make_ranked({"fedrod": 60.0, "fedavg": 40.0, "ditto": 58.0}, spread=0.5))
+    # 2 +- 4.303 * 0.5 / sqrt(3) = 2 +- 1.24
+    assert said == (
+        "FedRoD has the highest average accuracy, 60.0 %, 2.0 above the best other method, Ditto (58.0 %); "
+        "95 % interval of the difference +0.8 to +3.2, 3 seeds."
+    )
+    page = render(Page("x", [make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=0.5)]))
+    assert page.index("FedRoD has the highest") < page.index('<p class="sentence">')
+
+
+def test_a_finding_claims_no_more_than_the_seeds_bear_out():
+    said = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=1.0))  # 2 +- 2.48
+    assert "the seeds do not tell it apart from the best other method, Ditto (58.0 %)" in said
+    assert "-0.5 to +4.5" in said
+    one = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=0.0, seeds=(0,)))
+    assert "interval" not in one
+    assert one.endswith("This is one seed: another may rank them differently.")
+
+
+def test_a_finding_about_ours_names_the_best_of_the_others():
+    said = say_finding(make_ranked({"fedthe_plus": 60.0, "fedavg": 30.0, "fedthe": 58.0, "ttt": 50.0}, spread=0.1))
+    assert "the best other method, FedTHE (58.0 %)" in said
+    assert said.endswith("The best method apart from these two is TTT (50.0 %).")
+
+
+def test_a_finding_where_there_is_little_to_find():
+    shown = make_ranked({"fedavg": 60.0}, spread=0.0)
+    assert say_finding(shown) == "FedAvg has an average accuracy of 60.0 %; there is no other method beside it."
+    assert say_finding(replace(shown, scores={})) == ""
+    del shown.scores["fedavg"]["ooc"]  # its average would be of something else
+    assert say_finding(shown) == ""

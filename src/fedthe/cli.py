@@ -190,7 +190,7 @@ def table(
     goes on where it was, and trainings that tables share are done once.
     """
     from .config import read_words
-    from .store import make_folder
+    from .store import check_folder
     from .study.ask import ask_for_tables
     from .study.tables import find_table, pick_tables
 
@@ -216,7 +216,7 @@ def table(
     if not yes:
         ask_for_tables(tables, **settings)
     if save:
-        make_folder(save)  # what cannot be written is refused before the long part
+        check_folder(save)  # what cannot be written is refused before the long part
     loggers = Loggers(tensorboard, mlflow)
     done: dict[str, Any] = {}
     for each, some in tables:
@@ -315,11 +315,11 @@ def _show_records(tables: list[PaperTable], folder: Path, as_json: bool, every: 
 
 
 def _print_record(table: PaperTable, record: dict[str, Any]) -> None:
-    from .study.show import lay_out, list_remarks
+    from .study.show import lay_out, list_remarks, say_spread
 
     _print_grid(
         *lay_out(table, record),
-        title=f"{table.id}: {table.title}\nours ± over seeds, an average ± over tests; the paper's, difference",
+        title=f"{table.id}: {table.title}\n{say_spread(record)}; the paper's, difference",
     )
     for remark in list_remarks(record):
         _stdout().print(remark, soft_wrap=True, markup=False, highlight=False)
@@ -354,7 +354,7 @@ def figure(
     """
     from .config import read_words
     from .records import read_json
-    from .store import make_folder, write_json
+    from .store import check_folder, write_json
     from .study.ask import ask_for_figure
     from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
 
@@ -369,7 +369,7 @@ def figure(
     if not (redraw or yes):
         ask_for_figure(id, **settings)
     if not redraw:
-        make_folder(save)  # what cannot be written is refused before the long part
+        check_folder(save)  # what cannot be written is refused before the long part
     path = save / f"{id}.json"
     if redraw:
         measured = read_json(path)
@@ -479,9 +479,12 @@ class Loggers:
     mlflow: str | None = None
 
     def __post_init__(self) -> None:
-        from .report.data import Page
+        from .report.loggers import check_mlflow, check_tensorboard
 
-        self.write(Page("", []))  # what is missing is refused before the long part
+        if self.tensorboard:  # what is missing is refused before the long part
+            check_tensorboard(self.tensorboard)
+        if self.mlflow:
+            check_mlflow(self.mlflow)
 
     def write(self, page: Page) -> None:
         from .report.loggers import write_mlflow, write_tensorboard
@@ -540,12 +543,12 @@ def bench(
     Each number stands beside its floor: the arithmetic it takes, or the bytes it moves, at the machine's best.
     """
     from . import bench as lab
-    from .store import home, make_folder, write_json
+    from .store import check_folder, home, write_json
 
     before = lab.read_bench(baseline) if baseline else None
     for folder in (save.parent if save else None, home() if remember else None):
         if folder:  # what cannot be written is refused before the long part
-            make_folder(folder)
+            check_folder(folder)
     if save and save.is_dir():
         raise InputError(f"{save} is a folder; name a file to save the result in.")
     with _bars():

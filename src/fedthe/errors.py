@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +27,35 @@ class Broken(Failed):
     def __init__(self, error: BaseException) -> None:
         words = " ".join(str(error).split())
         super().__init__(words if isinstance(error, InputError) and words else f"{type(error).__name__}: {words}")
+
+
+def list_causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it came from: libraries wrap the error of a full disk in their own."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a disk, a quota or a limit on the size of files is the reason."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    # of safetensors, which is written in Rust, and of NumPy, which writes a part and says so
+    words = "|".join([*map(os.strerror, codes), "[0-9]+ requested and [0-9]+ written"])
+    return any(getattr(each, "errno", None) in codes or re.search(words, str(each)) for each in list_causes(error))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """On the CPU torch says it with a plain RuntimeError."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return any(
+        isinstance(each, MemoryError)
+        or type(each).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
+        or (isinstance(each, RuntimeError) and any(word in str(each) for word in words))
+        for each in list_causes(error)
+    )
 
 
 @contextmanager

@@ -81,7 +81,9 @@ class Results:
     manifests: Mapping[int, str]  # by seed: the hash of who held which rows
     names: Mapping[str, str]  # of natural tests in front of people: by the pool that they come from
     pools: Mapping[str, str]  # by natural test: the name of its pool
-    curves: Mapping[int, Mapping[str, Mapping[str, tuple[float, float]]]]  # by round, method and test: mean and std
+    curves: Mapping[
+        int, Mapping[str, Mapping[str, tuple[float, float | None]]]
+    ]  # by round, method and test: mean and std
     answers: tuple[str, ...]  # the names of their files, for what is known sample by sample
     examples: str  # the name of the file with images to look at
     reused: int  # of the answers: those that were there before this run
@@ -108,11 +110,11 @@ class Results:
         """The worst client's percent, the mean over seeds."""
         return reduce_rows(self.rows, np.min)
 
-    def std(self) -> dict[str, dict[str, float]]:
-        """The standard deviation over seeds of what `table` gives; 0 for a single seed."""
-        return reduce_rows(self.rows, np.mean, np.std)
+    def std(self) -> dict[str, dict[str, float | None]]:
+        """The standard deviation over seeds of what `table` gives; None where there is a single seed."""
+        return {method: {test: std for test, (_, std) in cells.items()} for method, cells in self.scores().items()}
 
-    def scores(self) -> dict[str, dict[str, tuple[float, float]]]:
+    def scores(self) -> dict[str, dict[str, tuple[float, float | None]]]:
         """`table` and `std` together."""
         return score_rows(self.rows)
 
@@ -153,10 +155,20 @@ def reduce_rows(
     return table
 
 
-def score_rows(rows: Sequence[Row]) -> dict[str, dict[str, tuple[float, float]]]:
-    """By method and test: the mean over clients and seeds, and the standard deviation over seeds."""
-    means, deviations = reduce_rows(rows, np.mean), reduce_rows(rows, np.mean, np.std)
-    return {name: {test: (cells[test], deviations[name][test]) for test in cells} for name, cells in means.items()}
+def score_rows(rows: Sequence[Row]) -> dict[str, dict[str, tuple[float, float | None]]]:
+    """By method and test: the mean over clients and seeds, and the standard deviation over seeds.
+
+    A single seed has none: 0 would say that it was measured.
+    """
+    means = reduce_rows(rows, np.mean)
+    deviations = reduce_rows(rows, np.mean, lambda seeds: np.std(seeds) if len(seeds) > 1 else math.nan)
+    return {
+        name: {
+            test: (mean, None if math.isnan(deviations[name][test]) else deviations[name][test])
+            for test, mean in cells.items()
+        }
+        for name, cells in means.items()
+    }
 
 
 def run(config: Config | None = None, **settings: Any) -> Results:
@@ -627,7 +639,7 @@ def _train(
             save(r, reached)  # the last good round of what diverged or was stopped, to look at or to go on from
 
 
-def _as_cells(scores: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, tuple[float, float]]]:
+def _as_cells(scores: Mapping[str, Mapping[str, Sequence[Any]]]) -> dict[str, dict[str, tuple[float, float | None]]]:
     return {method: {test: (mean, std) for test, (mean, std) in row.items()} for method, row in scores.items()}
 
 

@@ -176,6 +176,8 @@ def read_progress(folder: Path) -> Live:
     path = folder / FILE
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}; name that of a run, such as runs/quick.")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a regular file.")  # reading a pipe would wait for ever
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -183,9 +185,13 @@ def read_progress(folder: Path) -> Live:
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
     try:
+        if type(value["format"]) is not int:
+            raise TypeError("it has no format")
         if value["format"] != FORMAT:
             known = f"this version of fedthe knows format {FORMAT}"
-            raise InputError(f"{path} has format {clean(str(value['format']))}, but {known}; use the one that runs it.")
+            raise InputError(f"{path} has format {value['format']}, but {known}; use the one that runs it.")
+        if not all(isinstance(value[name], list) for name in ("steps", "answered", "failures")):
+            raise TypeError("its steps, answered or failures are no list")
         steps = tuple(_fill(Step, step) for step in value["steps"])
         lists = {name: tuple(value[name]) for name in ("answered", "failures")}
         live = _fill(Live, value | lists | {"steps": steps})
@@ -198,7 +204,7 @@ def read_progress(folder: Path) -> Live:
         return live
     except InputError:
         raise
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from None
 
 
@@ -213,5 +219,5 @@ def _fill(kind: type[T], value: Mapping[str, Any]) -> T:
     for each in fields(kind):  # type: ignore[arg-type]
         one = found[each.name]
         if type(one) not in wanted.get(str(each.type), (tuple,)) or (type(one) in (int, float) and not 0 <= one < 1e12):
-            raise TypeError(f"{each.name} is {one!r}")
+            raise TypeError(f"{each.name} is {repr(one)[:60]}")
     return kind(**found)

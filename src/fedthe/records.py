@@ -31,7 +31,7 @@ from . import foreign, store, tree
 from .engine.clients import Clients
 from .engine.visit import Engine, Progress
 from .errors import Damaged, InputError
-from .text import flatten
+from .text import flatten, hide_secrets
 
 PARTS = (".clients", ".json", ".safetensors")  # the files of a training, the one that counts last
 
@@ -216,7 +216,7 @@ def describe_environment(engine: Engine) -> dict[str, Any]:
 
 def _name_command() -> str:
     """What was typed to get here; nothing where Python was asked line by line."""
-    script, *words = sys.argv or [""]
+    script, *words = map(hide_secrets, sys.argv or [""])
     path = Path(script)
     if path.stem == "fedthe" or path.parts[-2:] == ("fedthe", "__main__.py"):
         return shlex.join(["fedthe", *words])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from . import foreign
-from .errors import Damaged, InputError
+from .errors import Damaged, InputError, is_disk_full
 from .text import clean
 
 try:
@@ -62,17 +61,11 @@ def whole_file(path: Path) -> Iterator[Path]:
         except OSError as error:
             raise InputError(f"cannot write {path} ({error.strerror}); name another place.") from None
     except Exception as error:
-        if is_full(error):
+        if is_disk_full(error):
             raise InputError(f"{path} does not fit on the disk; make room, and run the same command again.") from None
         raise
     finally:
         part.unlink(missing_ok=True)
-
-
-def is_full(error: Exception) -> bool:
-    """Whether a disk, a quota or a limit on files is the reason. Libraries that write say so in words of their own."""
-    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
 
 
 @contextmanager
@@ -249,6 +242,14 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot write below {folder} ({error.strerror}); name another place.") from None
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what `make_folder` would refuse, and create nothing."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "Permission denied" if there.is_dir() else "Not a directory"
+        raise InputError(f"cannot write below {folder} ({why}); name another place.")
 
 
 def _umask() -> int:

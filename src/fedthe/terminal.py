@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import io
 import os
-import re
 import signal
 import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -24,8 +23,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from .errors import Failed, InputError
-from .text import clean, find_nearest, quote
+from .errors import Failed, InputError, is_disk_full, is_out_of_memory
+from .text import clean, find_nearest, hide_secrets, quote
 
 LONGEST = 2000  # characters of a sentence
 PLAIN = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "━": "-", "•": "*"}
@@ -48,6 +47,7 @@ def guard(app: Callable[..., Any]) -> NoReturn:
     """Run the command, and end the process with what came of it."""
     for stream in (sys.stdout, sys.stderr):
         write_anything(stream)
+    warnings.showwarning = show_warning
     try:
         try:
             code = app(prog_name="fedthe", standalone_mode=False)
@@ -82,7 +82,12 @@ def refuse(sentence: str, code: int = 2) -> NoReturn:
 def say(sentence: str) -> None:
     """One line on standard error, whatever is in it."""
     with suppress(OSError, ValueError):  # nobody is there to read it
-        print(f"fedthe: {clean(' '.join(sentence.split()), LONGEST)}", file=sys.stderr, flush=True)
+        print(f"fedthe: {clean(hide_secrets(' '.join(sentence.split())), LONGEST)}", file=sys.stderr, flush=True)
+
+
+def show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
+    """A warning of the package is a sentence; others are said with their kind."""
+    say(str(message) if category is UserWarning else f"{category.__name__}: {message}")
 
 
 def say_usage(error: click.ClickException) -> str:
@@ -114,33 +119,6 @@ def shorten(error: BaseException) -> str:
     """The kind of an error and its first words, in one line."""
     said = " ".join(str(error).split())
     return clean(f"{type(error).__name__}: {said}" if said else type(error).__name__, 300)
-
-
-def list_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it came from: libraries wrap the error of a full disk in their own."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
-
-
-def is_disk_full(error: BaseException) -> bool:
-    numbers = (errno.ENOSPC, errno.EDQUOT)
-    # of safetensors, which is written in Rust, and of NumPy, which writes a part and says so
-    words = "No space left on device|Disk quota exceeded|[0-9]+ requested and [0-9]+ written"
-    return any(getattr(each, "errno", None) in numbers or re.search(words, str(each)) for each in list_causes(error))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    words = ("can't allocate memory", "not enough memory", "out of memory")
-    return any(
-        isinstance(each, MemoryError)
-        or type(each).__name__ == "OutOfMemoryError"
-        or (isinstance(each, RuntimeError) and any(word in str(each) for word in words))
-        for each in list_causes(error)
-    )
 
 
 def keep_traceback(error: Exception) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable
@@ -46,3 +48,18 @@ def find_nearest(word: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {next(name for name in known if name.lower() == near[0])}?"
     return f"known are {', '.join(known[:40])}{', ...' if len(known) > 40 else ''}."
+
+
+LOGIN = re.compile(r"(:/{1,2})(?!/)(?:[^\s/@:'\"]*:[^\s'\"]*|[^\s/@'\"]+)@")  # user:password@ or token@ after a scheme
+QUERY = re.compile(r"([?&;][\w.-]*(?:token|passw|pwd|secret|key|signature|credential)[\w.-]*=)[^&;\s'\"#]+", re.I)
+HIDDEN = "***"
+SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+SHORTEST = 4  # characters of a secret that is looked for as such: one of fewer stands in many a word
+
+
+def hide_secrets(text: str, known: Iterable[str] = ()) -> str:
+    """`text` without logins and secret query values in URLs, secrets of the environment, and those that are known."""
+    for secret in sorted({*known, *(os.environ.get(name, "") for name in SECRET_VARIABLES)}, key=len, reverse=True):
+        if len(secret) >= SHORTEST:
+            text = text.replace(secret, HIDDEN)
+    return QUERY.sub(rf"\1{HIDDEN}", LOGIN.sub(rf"\1{HIDDEN}@", text))

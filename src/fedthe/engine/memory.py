@@ -54,13 +54,6 @@ def measure_peak(work: Callable[[], object]) -> float:
 OUT_OF_MEMORY = (torch.OutOfMemoryError, RuntimeError, MemoryError)
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """On the CPU torch says it with a plain RuntimeError."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return any(words in str(error) for words in ("out of memory", "allocate memory"))
-
-
 def measure_bytes(work: Callable[[], object], device: torch.device) -> int:
     """The most memory that `work` holds on the device, beyond what was there before."""
     if device.type != "cuda":

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from .. import rng, tree
+from ..errors import is_out_of_memory
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard, scale
 from .clients import split
-from .memory import OUT_OF_MEMORY, free_bytes, is_out_of_memory, measure_bytes, wait
+from .memory import OUT_OF_MEMORY, free_bytes, measure_bytes, wait
 from .program import Programs
 from .server import find_fault
 from .shards import stack_shards

@@ -70,7 +70,7 @@ class Losses:
 class Curve:
     rounds: Sequence[int]
     mean: Sequence[float]
-    std: Sequence[float]
+    std: Sequence[float | None]  # over seeds; None for one seed
 
 
 @dataclass(frozen=True)
@@ -115,3 +115,4 @@ class Page:
     title: str
     shown: Sequence[Shown]
     figures: Sequence[Mapping[str, Any]] = field(default=())  # records of `fedthe figure`
+    notes: Sequence[str] = field(default=())  # what is left out

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..text import flatten
 from . import cells
 from .data import Page, Paper, Shown
+from .headline import say_finding
 
 LONGEST = 2000  # characters of a sentence of a user's that are shown
 MARKDOWN = {
@@ -55,9 +56,10 @@ class Block:
 
 def write_markdown(page: Page) -> str:
     """Tables for a README or an issue: ours with costs, the worst client's, and the paper's."""
-    parts = [f"# {escape_markdown(page.title)}"]
+    parts = [f"# {escape_markdown(page.title)}", *map(escape_markdown, page.notes)]
     for shown in page.shown:
-        parts += [f"## {escape_markdown(shown.name)}", escape_markdown(shown.sentence)]
+        parts += [f"## {escape_markdown(shown.name)}", escape_markdown(say_finding(shown))]
+        parts += [escape_markdown(shown.sentence)]
         for block in lay_out(shown):
             parts += [escape_markdown(f"{block.title}. {block.about}"), _write_markdown_block(block)]
         parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in list_remarks(shown))]
@@ -90,7 +92,7 @@ def write_csv(page: Page) -> str:
         for seed, clients in shown.clients.items():
             for method, tests in clients.scores.items():
                 for test, percents in tests.items():
-                    words = _disarm(shown.name), _disarm(method), _disarm(test)
+                    words = [_disarm(word) for word in (shown.name, method, test)]
                     for client, percent in enumerate(percents):
                         if percent is not None:
                             lines.writerow([words[0], seed, client, *words[1:], percent])
@@ -250,5 +252,6 @@ def _flatten(text: str) -> str:
 
 
 def _disarm(text: str) -> str:
-    """A text that a spreadsheet takes for a text."""
+    """A text that a spreadsheet takes for a text, and UTF-8 can say: no lone surrogates."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
     return f"'{text}" if text.startswith(FORMULA) else text

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .. import records, store
 from ..config import Config, make_config
 from ..errors import InputError
-from ..experiment import EXAMPLES, Results, read_results
+from ..experiment import Results
 from ..pictures import TITLES
 from ..study.draw import describe_settings, name_method
 from ..study.reproduce import (
-    FORMAT,
     FREE,
     find_comparable,
     list_clients,
@@ -31,25 +26,44 @@ from ..study.reproduce import (
 )
 from ..study.show import list_remarks
 from ..study.tables import SEVERITY, Case, Table, find_table, load_tables, method_of, plan_cases
-from ..text import clean
+from ..text import clean, hide_secrets
 from .cells import number_names
-from .data import BINS, Clients, Cost, Curve, Example, Losses, Page, Paper, Percents, Score, Shown, Weights
+from .data import Clients, Cost, Curve, Example, Losses, Page, Paper, Percents, Score, Shown
+from .read import (
+    Samples,
+    check_record,
+    is_record,
+    read_json,
+    read_losses,
+    read_manifest,
+    read_run,
+    read_samples,
+)
+from .samples import has_labels, pick_examples, score_heads, spread_weights
+from .wrong import explain
 
-HEADS = ("global", "personal")
-SHOWN_EXAMPLES = 9  # of every test, right and wrong ones by turns
 ByClient = Mapping[str, Mapping[str, Mapping[str, Percents]]]  # by method, test and seed
-Samples = Mapping[str, np.ndarray]  # by "test/client/column"
 
 
 def gather(paths: Sequence[Path]) -> Page:
     """A page about folders of runs, records of tables and figures, and folders of such records."""
     shown: list[Shown] = []
     figures: list[Mapping[str, Any]] = []
+    notes: list[str] = []
     for path in paths:
         if (path / "config.json").exists():
-            shown.append(show_results(read_results(path)))
+            found = read_run(path)
+            run = show_results(found.results)
+            shown.append(replace(run, notes=[*found.notes, *run.notes]))
             continue
-        for record in _read_records(path):
+        files = _list_files(path)
+        values = {file: read_json(file) for file in files}
+        known = {file: value for file, value in values.items() if is_record(value)}
+        if not known:
+            raise InputError(explain(path))
+        notes += [f"{file} is left out: it is no record of a table or a figure." for file in values.keys() - known]
+        for file, value in known.items():
+            record = check_record(value, file)
             if "data" in record:
                 figures.append(record)
             else:
@@ -57,34 +71,28 @@ def gather(paths: Sequence[Path]) -> Page:
     names = [each.name for each in shown] or [str(each["title"]) for each in figures]
     several = f"{len(names)} {'experiments' if shown else 'figures'}"
     apart = [replace(each, name=name) for each, name in zip(shown, number_names(names), strict=False)]
-    return Page(names[0] if len(names) == 1 else several, apart, figures)
+    return Page(names[0] if len(names) == 1 else several, apart, figures, sorted(notes))
 
 
-def _read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Those of a file or a folder, which may have its figures in a folder `figures`."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist; name the folder of a run, or a record of `fedthe table`.")
-    files = sorted([*path.glob("*.json"), *path.glob("figures/*.json")]) if path.is_dir() else [path]
-    found = [record for file in files if _is_record(record := records.read_json(file))]
-    if not found:
-        raise InputError(f"{path} holds no run and no record of a table or a figure.")
-    yield from found
-
-
-def _is_record(value: Any) -> bool:
-    table = {"format", "id", "columns", "rows", "cases", "compared", "changed", "names", "environment"}
-    return isinstance(value, dict) and (
-        table <= value.keys() or {"id", "title", "config", "tests", "data"} <= value.keys()
-    )
+def _list_files(path: Path) -> list[Path]:
+    """A file, or those of a folder that may be records; its figures may be in a folder `figures`."""
+    files = sorted([*path.glob("*.json"), *path.glob("figures/*.json")]) if path.is_dir() else []
+    if not files and (path.suffix != ".json" or not path.is_file()):
+        raise InputError(explain(path))
+    if not files and (path.parent / "config.json").is_file():
+        raise InputError(explain(path))  # a part of a run
+    return files or [path]
 
 
 def show_results(results: Results) -> Shown:
     """All that is known of a run."""
     config, folder = results.config, results.folder
-    samples = {(file.method, file.seed): file.samples for file in _read_answers(results)}
+    samples = {_split_name(name): read_samples(results, name) for name in results.answers}
     clients = list_clients(results)
     ms = time_samples(results)
-    manifests = {seed: _read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
+    manifests = {seed: read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
+    losses = {key: read_losses(folder, key) for key in results.trainings}
+    examples = pick_examples(results, samples)
     return Shown(
         name=clean(config.name if config.out is None else folder.name),
         sentence=_say_what_ran(config, results.methods, results.environment),
@@ -102,7 +110,7 @@ def show_results(results: Results) -> Shown:
                 {
                     method: heads
                     for method in results.methods
-                    if (heads := _score_heads(samples.get((method, seed), {}), results.tests, config.clients))
+                    if (heads := score_heads(samples.get((method, seed), {}), results.tests, config.clients))
                 },
             )
             for seed, manifest in manifests.items()
@@ -110,42 +118,59 @@ def show_results(results: Results) -> Shown:
         weights={
             method: weights
             for method in results.methods
-            if (weights := _spread_weights([kept for (name, _), kept in samples.items() if name == method]))
+            if (weights := spread_weights([kept for (name, _), kept in samples.items() if name == method]))
         },
         losses=[
-            Losses(about["methods"], about["seed"], losses)
+            Losses(about["methods"], about["seed"], losses[key])
             for key, about in results.trainings.items()
-            if (losses := records.read_losses(folder / "trainings" / f"{key}.safetensors"))
+            if losses[key]
         ],
         curves=_draw_curves(results),
-        examples=_pick_examples(results, samples),
-        notes=[*results.notes, *_note_missing(samples)],
+        examples=examples,
+        notes=[*results.notes, *_note_missing(results, samples, manifests, losses, examples)],
         failures=dict(results.failures),
         provenance=_trace(results),
     )
 
 
-def _note_missing(samples: Mapping[tuple[str, int], Samples]) -> list[str]:
+def _note_missing(
+    results: Results,
+    samples: Mapping[tuple[str, int], Samples],
+    manifests: Mapping[int, Mapping[str, Any] | None],
+    losses: Mapping[str, Sequence[float]],
+    examples: Sequence[Example],
+) -> list[str]:
     """What a reader would look for in vain."""
-    missing = [f"{method}, seed {seed}" for (method, seed), kept in samples.items() if not _has_labels(kept)]
-    if not missing:
-        return []
-    return [
-        f"Not known sample by sample: {'; '.join(missing)}. Their files in samples are missing, damaged or of an "
-        "earlier version; without that folder the same command answers again, and trains nothing."
-    ]
+    notes = []
+    missing = [f"{method}, seed {seed}" for (method, seed), kept in samples.items() if not has_labels(kept)]
+    if missing:
+        notes.append(
+            f"Not known sample by sample: {'; '.join(missing)}. Their files in samples are missing, damaged or of an "
+            "earlier version; without that folder the same command answers again, and trains nothing."
+        )
+    elif samples and not examples:
+        notes.append(f"There are no examples: examples/{results.examples}.npz is missing or damaged.")
+    seeds = [str(seed) for seed, manifest in manifests.items() if manifest is None]
+    if seeds:
+        notes.append(
+            f"Who holds which classes is not known of seed {', '.join(seeds)}: its manifest is missing, damaged or of "
+            "another run in the same folder."
+        )
+    trained = [key for key, about in results.trainings.items() if "failed" not in about]
+    lost = [key for key in trained if not losses[key]]
+    if lost:
+        notes.append(f"The loss by round is not known of {len(lost)} of {len(trained)} trainings: no whole checkpoint.")
+    return notes
 
 
-def _has_labels(samples: Samples) -> bool:
-    return any(name.endswith("/label") for name in samples)
+def _split_name(name: str) -> tuple[str, int]:
+    """The method and the seed of an answer's file."""
+    method, seed, _ = name.rsplit("-", 2)
+    return method, int(seed)
 
 
 def show_record(record: Mapping[str, Any], results: Results | None = None) -> Shown:
     """A table of the paper, from its record; and all that is known of its run, if there was only one."""
-    if record["format"] != FORMAT:
-        raise InputError(
-            f"the record of {record['id']} is of another version; `fedthe table {record['id']}` makes it anew."
-        )
     table, cases = find_table(record["id"]), record["cases"]
     clients: dict[str, dict[str, Any]] = {}
     for case in cases:
@@ -182,7 +207,7 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
         provenance={
             "command": _find_command(record, config),
             "seconds": sum(case["seconds"] for case in cases) if all("seconds" in case for case in cases) else None,
-            "environment": record["environment"],
+            "environment": _hide(record["environment"]),
             "config": first["config"],
             "manifests": first["manifests"],
             # cases share trainings: those that are the same to the second are one
@@ -205,7 +230,11 @@ def _find_command(record: Mapping[str, Any], config: Config) -> str:
     """What was typed; and where a record does not know, what would run its table."""
     command = str(record["environment"].get("command", ""))
     shift = [f"natural={config.natural}"] if config.natural else []
-    return command if command not in ("", "fedthe") else shlex.join(["fedthe", "table", record["id"], *shift])
+    return (
+        hide_secrets(command)
+        if command not in ("", "fedthe")
+        else shlex.join(["fedthe", "table", record["id"], *shift])
+    )
 
 
 def find_paper(results: Results) -> Paper | None:
@@ -283,135 +312,37 @@ def _describe_cost(ms: float | None, costs: Mapping[str, float]) -> Cost:
     return Cost(ms, costs.get("forward"), costs.get("backward"), costs.get("peak_mib"))
 
 
-class _Answers(NamedTuple):
-    method: str
-    seed: int
-    samples: Samples
-
-
-def _read_answers(results: Results) -> Iterator[_Answers]:
-    for name in results.answers:
-        method, seed, _ = name.rsplit("-", 2)
-        yield _Answers(method, int(seed), records.read_samples(results.folder / "samples" / f"{name}.npz"))
-
-
-def _read_manifest(folder: Path, seed: int, digest: str) -> dict[str, Any] | None:
-    """The manifest of a seed, unless another run in the same folder has written its own there."""
-    manifest = records.read_json(folder / f"manifest-{seed}.json")
-    return manifest if isinstance(manifest, dict) and store.content_hash(manifest) == digest else None
-
-
-def _score_heads(samples: Samples, tests: Sequence[str], clients: int) -> dict[str, dict[str, Percents]]:
-    """By test and head: percent right of every client, where both heads' answers are known."""
-    scored: dict[str, dict[str, Percents]] = {}
-    for test in tests:
-        heads: dict[str, Percents] = {
-            head: [_rate(samples.get(f"{test}/{k}/{head}"), samples.get(f"{test}/{k}/label")) for k in range(clients)]
-            for head in HEADS
-        }
-        if any(each is not None for percents in heads.values() for each in percents):
-            scored[test] = heads
-    return scored
-
-
-def _rate(answers: np.ndarray | None, labels: np.ndarray | None) -> float | None:
-    return None if answers is None or labels is None else round(100 * float((answers == labels).mean()), 3)
-
-
-def _spread_weights(seeds: Sequence[Samples]) -> dict[str, Weights]:
-    """By test: how much the personal head counts, over all clients and seeds."""
-    found: dict[str, list[np.ndarray]] = {}
-    for samples in seeds:
-        for name, values in samples.items():
-            test, _, column = name.split("/")
-            if column == "e":
-                found.setdefault(test, []).append(1 - values)
-    spread = {}
-    for test, parts in found.items():
-        weights = np.concatenate(parts)
-        counts, _ = np.histogram(weights.clip(0, 1), BINS, (0, 1))
-        spread[test] = Weights((counts / len(weights)).round(5).tolist(), float(weights.mean()))
-    return spread
-
-
 def _draw_curves(results: Results) -> dict[str, dict[str, Curve]]:
     if not results.curves:
         return {}
     last = results.scores()
+    several = len(results.config.seeds) > 1  # the file of a single seed may be older, and say 0
     points = {**results.curves, results.config.rounds: last}
     curves: dict[str, dict[str, Curve]] = {}
     for method, tests in last.items():
         for test in tests:
             at = {rounds: scores[method][test] for rounds, scores in points.items() if test in scores.get(method, {})}
             curves.setdefault(method, {})[test] = Curve(
-                list(at), [mean for mean, _ in at.values()], [std for _, std in at.values()]
+                list(at), [mean for mean, _ in at.values()], [std if several else None for _, std in at.values()]
             )
     return curves
 
 
-def _pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples]) -> list[Example]:
-    """Some samples of every test, those that the last method answers right and wrong by turns."""
-    seed = int(results.examples.partition("-")[0])
-    images = records.read_samples(results.folder / "examples" / f"{results.examples}.npz")
-    known = {method: kept for (method, where), kept in samples.items() if where == seed}
-    labelled = [kept for kept in known.values() if _has_labels(kept)]
-    if not labelled:  # answers of earlier versions
-        return []
-    judge = labelled[-1]
-    picked = []
-    for test in results.tests:
-        places = [
-            (k, i)
-            for i in range(EXAMPLES)  # the first of every client before the second of any
-            for k in range(results.config.clients)
-            if f"{test}/{k}" in images and f"{test}/{k}/label" in judge and i < len(judge[f"{test}/{k}/label"])
-        ]
-        right = [(k, i) for k, i in places if judge[f"{test}/{k}/right"][i]]
-        wrong = [place for place in places if place not in right]
-        turns = [place for pair in zip_longest(right, wrong) for place in pair if place is not None]
-        for k, i in turns[:SHOWN_EXAMPLES]:
-            said = {method: _take_sample(kept, f"{test}/{k}/", i) for method, kept in known.items()}
-            picked.append(
-                Example(
-                    test=test,
-                    client=k,
-                    seed=seed,
-                    image=_encode(images[f"{test}/{k}"][i]),
-                    label=int(judge[f"{test}/{k}/label"][i]),
-                    answers={method: int(each["answer"]) for method, each in said.items() if "answer" in each},
-                    heads={
-                        method: {head: int(each[head]) for head in HEADS}
-                        for method, each in said.items()
-                        if each.keys() >= {*HEADS}
-                    },
-                    weights={method: 1 - float(each["e"]) for method, each in said.items() if "e" in each},
-                )
-            )
-    return picked
-
-
-def _take_sample(samples: Samples, where: str, i: int) -> dict[str, Any]:
-    return {name: samples[where + name][i] for name in ("answer", *HEADS, "e") if where + name in samples}
-
-
-def _encode(image: np.ndarray) -> str:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image.squeeze()).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
 def _trace(results: Results) -> dict[str, Any]:
     return {
-        "command": results.environment.get("command", ""),
+        "command": hide_secrets(str(results.environment.get("command", ""))),
         "python": write_call(results.config),
         "seconds": results.seconds,
-        "environment": dict(results.environment),
+        "environment": _hide(results.environment),
         "config": results.config.as_dict(),
         "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
         "trainings": list(results.trainings.values()),
     }
+
+
+def _hide(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs of earlier versions kept commands as they were typed."""
+    return {name: hide_secrets(value) if isinstance(value, str) else value for name, value in environment.items()}
 
 
 def write_call(config: Config) -> str:

@@ -15,11 +15,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ..errors import InputError
-from ..store import make_folder, whole_file
-from ..text import clean, flatten
+from ..store import check_folder, make_folder, whole_file
+from ..text import clean, flatten, hide_secrets
 from .cells import find_free, list_settings
 from .data import BINS, Page, Shown, Weights
 
@@ -63,6 +63,12 @@ def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join
                 Point(join("curve", method, test), mean, at) for at, mean in zip(curve.rounds, curve.mean, strict=True)
             ]
     return points
+
+
+def check_tensorboard(folder: Path) -> None:
+    """Refuse what `write_tensorboard` would refuse, and create nothing."""
+    _load_tensorboard()
+    check_folder(folder)
 
 
 def write_tensorboard(page: Page, folder: Path) -> None:
@@ -121,27 +127,47 @@ def _list_texts(shown: Shown) -> dict[str, str]:
     return {tag: "\n".join(f"    {line}" for line in text.splitlines()) for tag, text in texts.items()}
 
 
+def check_mlflow(uri: str) -> None:
+    """Refuse what `write_mlflow` would refuse, and create nothing: a server is asked, a file is opened."""
+    with _connect(uri) as client:
+        if not uri.startswith(SQLITE):  # a database would be filled with tables at the first question
+            client().get_experiment_by_name(EXPERIMENT)
+
+
 def write_mlflow(page: Page, uri: str) -> None:
     """Log every run as a new one of the experiment "fedthe", in a file (sqlite:///FILE) or on a server."""
+    with _connect(uri) as make_client:
+        if uri.startswith(SQLITE):
+            make_folder(_name_file(uri).parent)
+        client = make_client()
+        found = client.get_experiment_by_name(EXPERIMENT)
+        experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT)
+        for shown in page.shown:
+            _log_run(client, experiment, shown)
+
+
+@contextmanager
+def _connect(uri: str) -> Iterator[Callable[[], Any]]:
+    """What makes a client, for a place that can be written; whatever goes wrong in the block is one sentence."""
     place = _check_uri(uri)
     needed = "logging to MLflow needs mlflow: pip install 'fedthe[mlflow]'."
     with _set_environment(), _silence():  # before the import, for that is where telemetry starts
-        tracking, entities = (_load(f"mlflow.{module}", needed) for module in ("tracking", "entities"))
+        tracking, _ = (_load(f"mlflow.{module}", needed) for module in ("tracking", "entities"))
         if uri.startswith(SQLITE):
             _load("sqlalchemy", needed)
             _load("alembic", needed)
         try:
-            client = tracking.MlflowClient(tracking_uri=uri)
-            found = client.get_experiment_by_name(EXPERIMENT)
-            experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT)
-            for shown in page.shown:
-                _log_run(client, entities, experiment, shown)
+            yield lambda: tracking.MlflowClient(tracking_uri=uri)
+        except InputError:
+            raise
         except Exception as error:  # of the network, the database or the server: no closed list
-            why = flatten(_hide_password(str(error), uri), 200)
+            why = flatten(hide_secrets(str(error), _list_secrets(uri)), 200)
             raise InputError(f"cannot log to MLflow at {place} ({why}); see that it runs and takes runs.") from None
 
 
-def _log_run(client: Any, entities: Any, experiment: str, shown: Shown) -> None:
+def _log_run(client: Any, experiment: str, shown: Shown) -> None:
+    from mlflow import entities
+
     run = client.create_run(experiment, run_name=clean(shown.name)).info.run_id
     now = int(time.time() * 1000)
     points, parts = list_points(shown, join=_join_key), shown.provenance
@@ -182,30 +208,44 @@ def _load(module: str, needed: str) -> Any:
 
 def _check_uri(uri: str) -> str:
     """What to call the place in front of people: without a password. A file must be a database that can be written."""
-    if uri.startswith(SQLITE) and (name := uri.removeprefix(SQLITE).partition("?")[0]):
-        _check_database(Path(name))
-        return name
-    parts = urlsplit(uri)
+    said = "name sqlite:///FILE, http://HOST or https://HOST."
+    if uri.startswith(SQLITE) and str(_name_file(uri)) != ".":
+        _check_database(_name_file(uri))
+        return str(_name_file(uri))
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port  # which is refused where it is no number
+    except ValueError as error:
+        why = hide_secrets(str(error), [uri])
+        raise InputError(f"{hide_secrets(clean(uri))!r} is no place for MLflow runs ({why}); {said}") from None
     if parts.scheme in ("http", "https") and parts.hostname:
-        return _hide_password(uri, uri)
-    raise InputError(f"{clean(uri)!r} is no place for MLflow runs; name sqlite:///FILE, http://HOST or https://HOST.")
+        return hide_secrets(uri)
+    raise InputError(f"{hide_secrets(clean(uri))!r} is no place for MLflow runs; {said}")
+
+
+def _name_file(uri: str) -> Path:
+    return Path(uri.removeprefix(SQLITE).partition("?")[0])
 
 
 def _check_database(path: Path) -> None:
     """MLflow itself would try a file that it cannot open again and again, for minutes."""
-    make_folder(path.parent)
+    if not path.exists():
+        check_folder(path.parent)
+        return
     try:
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        where = f"{path.absolute().as_uri()}?mode=rw"  # and never one that is not there: connecting would create it
+        with closing(sqlite3.connect(where, uri=True, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
         raise InputError(f"{path} is not a database that can be written ({error}); name another file.") from None
 
 
-def _hide_password(text: str, uri: str) -> str:
-    """`text` without the name and password that `uri` may hold."""
-    login, at, _ = urlsplit(uri).netloc.rpartition("@")
-    return text.replace(f"{login}@", "") if at else text
+def _list_secrets(uri: str) -> list[str]:
+    """The password of a URI, and a name that stands alone, as they are written and as they are meant."""
+    login, _, _ = urlsplit(uri).netloc.rpartition("@")
+    name, _, password = login.partition(":")
+    return [each for secret in (login, password or name) for each in (secret, unquote(secret))]
 
 
 @contextmanager

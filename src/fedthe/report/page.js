@@ -70,11 +70,14 @@
   const readParts = (name) => read(name).match(/[\d.]+/g).slice(0, 3).map(Number);
   const isDark = () => luminance(readParts("paper")) < 0.2;
 
-  // The colours are made for white paper: on a dark page, the dark ones among them are mixed with white.
+  // The colours are made for white paper: on a dark page, the dark ones among them are mixed with white, the darkest most, so
+  // that two which differ in lightness still do.
   function tint(hex) {
     if (!isDark()) return hex;
     let rgb = split(hex);
-    while (luminance(rgb) < 0.2) rgb = rgb.map((part) => Math.min(255, part + 0.12 * (255 - part) + 1));
+    const goal = luminance(rgb) < 0.1 ? 0.45 : 0.2;
+    if (luminance(rgb) < goal) rgb = rgb.map((part) => (part * 255) / Math.max(...rgb, 1) * 0.9 + part * 0.1); // keeps the hue
+    while (luminance(rgb) < goal) rgb = rgb.map((part) => Math.min(255, part + 0.12 * (255 - part) + 1));
     return `rgb(${rgb.map(Math.round).join(",")})`;
   }
 
@@ -247,6 +250,22 @@
     });
   }
 
+  // Tables that are wider than the page say so, and fade at the edge behind which there is more
+
+  const fits = (region) => {
+    region.classList.toggle("wide", region.scrollWidth > region.clientWidth + 1);
+    region.classList.toggle("end", region.scrollLeft + region.clientWidth >= region.scrollWidth - 2);
+  };
+  const regions = new ResizeObserver((entries) => entries.forEach(({ target }) => fits(target)));
+
+  function watchRegion(region) {
+    regions.observe(region);
+    region.addEventListener("scroll", () => fits(region), { passive: true });
+    return region;
+  }
+
+  $$(".scroll").forEach(watchRegion);
+
   // What sections are made of
 
   function choose(label, options, change, value) {
@@ -257,12 +276,12 @@
   }
 
   function makeTable(caption, heads, rows, label) {
-    return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label ?? caption },
+    return watchRegion(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label ?? caption },
       make("table", {},
         make("caption", {}, make("span", {}, caption)),
         make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
         make("tbody", {}, ...rows.map(([first, ...rest]) =>
-          make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell)))))));
+          make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell))))))));
   }
 
   // Tables of what a chart shows, made when somebody opens them
@@ -352,13 +371,12 @@
       ((x - ranges[0][0]) / (ranges[0][1] - ranges[0][0])) * inside[0],
       (1 - (y - ranges[1][0]) / (ranges[1][1] - ranges[1][0])) * inside[1],
     ]);
-    const labels = placeLabels(places, points.map(({ look }) => cut(look.name, 24)), inside);
+    const names = points.map(({ look }) => cut(look.name, 24));
+    const labels = placeLabels(places, names, inside);
     return {
       data: [{
-        type: "scatter", mode: "markers+text",
+        type: "scatter", mode: "markers",
         x: points.map(({ x }) => x), y: points.map(({ y }) => y),
-        text: points.map(({ look }, i) => (labels[i] ? plain(cut(look.name, 24)) : "")),
-        textposition: labels.map((label) => label ?? "top center"),
         hovertext: points.map(({ look, x, y }) => `${plain(look.name)}<br>original ${number(x)}, others ${number(y)}`),
         hoverinfo: "text", cliponaxis: false,
         marker: {
@@ -368,29 +386,36 @@
       }],
       layout: {
         margin,
+        annotations: labels.map((at, i) => at && {
+          x: points[i].x, y: points[i].y, ax: at[0], ay: at[1], text: plain(names[i]), font: { size: 12 }, borderpad: 0, arrowhead: 0,
+          arrowwidth: 1, arrowcolor: Math.hypot(...at) > 60 || Math.abs(at[1]) > 20 ? read("soft") : "rgba(0,0,0,0)", standoff: 6,
+        }).filter(Boolean),
         xaxis: { range: ranges[0], title: { text: "percent right on the original test", standoff: 8 }, automargin: false },
         yaxis: { range: ranges[1], title: { text: "mean of all other tests", standoff: 8 }, automargin: false },
       },
     };
   }
 
-  // A place for the label of every point where it covers no other label and no point, or none.
+  // Where the middle of the label of every point is, from the point: beside it, or farther away with a line to it, so that it
+  // covers no other label and no point. None where there is no such place; the legend names all.
   function placeLabels(places, names, [width, height]) {
-    const sides = { "middle right": [0, 0], "middle left": [-1, 0], "top center": [-0.5, -1], "bottom center": [-0.5, 1],
-      "top right": [0, -1], "bottom right": [0, 1], "top left": [-1, -1], "bottom left": [-1, 1] };
+    const pen = make("canvas").getContext("2d");
+    pen.font = "12px system-ui, sans-serif"; // as in charts
     const taken = places.map(([x, y]) => [x - 6, y - 6, x + 6, y + 6]);
     const free = ([left, top, right, bottom], own) =>
       left >= 0 && top >= 0 && right <= width && bottom <= height &&
       taken.every((other, i) => i === own || left >= other[2] || right <= other[0] || top >= other[3] || bottom <= other[1]);
     return names.map((name, i) => {
-      const [long, high] = [7.2 * name.length + 4, 16];
-      for (const [side, [across, up]] of Object.entries(sides)) {
-        const left = places[i][0] + across * long + (across === 0 ? 8 : across === -1 ? -8 : 0);
-        const top = places[i][1] - high / 2 + up * (high / 2 + 8);
-        const box = [left, top, left + long, top + high];
+      const [long, high] = [pen.measureText(name).width + 4, 16];
+      const beside = [[1, 0], [-1, 0], [0, -1], [0, 1], [1, -1], [1, 1], [-1, -1], [-1, 1]];
+      const ways = [0, 14, 28, 44, 62, 82].flatMap((more) => beside.map(([across, down]) =>
+        [across * (long / 2 + (down ? 0 : 8) + more), down * (high / 2 + 8 + more)]));
+      for (const [dx, dy] of ways) {
+        const [x, y] = [places[i][0] + dx, places[i][1] + dy];
+        const box = [x - long / 2, y - high / 2, x + long / 2, y + high / 2];
         if (free(box, i)) {
           taken.push(box);
-          return side;
+          return [dx, dy];
         }
       }
       return null;

@@ -21,11 +21,13 @@ from ..study.draw import METHODS, OTHERS, colour_of, describe_settings, look_up,
 from ..text import flatten
 from . import cells
 from .data import Losses, Page, Shown
+from .headline import say_finding
 
 LONGEST = 4000  # letters of a user's text
 LONG = 30  # rows of a table that scrolls by itself, so that its head stays in sight
 POINTS = 400  # of a line of losses
 DRAWN = ("alpha-beta", "interpolation-", "curves-")  # how the ids of figures begin that page.js can draw
+TURNS = {"fedthe_plus": 2}  # dashes and symbols: it is told from FedTHE by more than a darker or lighter red
 SEVERITY = re.compile(r"severity(\d+)")
 
 
@@ -42,7 +44,7 @@ def render(page: Page) -> str:
     parts = {
         "title": _say(page.title),
         "css": _read("page.css"),
-        "head": _show_head(page.shown),
+        "head": _show_head(page.shown, page.notes),
         "nav": "\n".join(f'<li><a href="#{each.id}">{each.name}</a></li>' for each in sections),
         "runs": _choose_run(page.shown),
         "sections": "\n".join(each.html for each in sections),
@@ -188,17 +190,20 @@ def _has_trade_off(shown: Shown) -> bool:
     return any("original" in scores and len(scores) > 1 for scores in shown.scores.values())
 
 
-def _show_head(runs: Sequence[Shown]) -> str:
+def _show_head(runs: Sequence[Shown], left_out: Sequence[str]) -> str:
     several = len(runs) > 1
-    lines = [f'<p class="sentence">{_say(shown.sentence)}</p>' for shown in runs if not several]
+    found = [(shown, say_finding(shown)) for shown in runs]
     if several:
-        lines.append(
-            _list_or_fold("What ran", [f"<b>{_say(shown.name)}</b>: {_say(shown.sentence)}" for shown in runs])
-        )
+        told = [f"<b>{_say(shown.name)}</b>: {_say(finding)} <i>{_say(shown.sentence)}</i>" for shown, finding in found]
+        lines = [_list_or_fold("What was found, and what ran", told)]
+    else:
+        lines = [f'<p class="headline">{_say(finding)}</p>' for _, finding in found if finding]
+        lines += [f'<p class="sentence">{_say(shown.sentence)}</p>' for shown in runs]
     failures = [
         f"{_prefix(shown, several)}{_say(what)}: {_say(why)}" for shown in runs for what, why in shown.failures.items()
     ]
     notes = [f"{_prefix(shown, several)}{_say(note)}" for shown in runs for note in shown.notes]
+    notes += map(_say, left_out)
     if failures:
         lines.append(f'<div class="note failed"><h2>What failed</h2>{_list_items(failures)}</div>')
     if notes:
@@ -519,7 +524,7 @@ def _pick_run(shown: Shown) -> dict[str, Any]:
 def _look_up_methods(methods: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Colours as in all other pictures; those without one are given some, with other dashes and symbols each turn."""
     strange = [method for method in methods if method not in METHODS]
-    turns = {method: 1 + i // len(OTHERS) for i, method in enumerate(strange)}
+    turns = TURNS | {method: 1 + i // len(OTHERS) for i, method in enumerate(strange)}
     return {
         method: {"name": _tidy(methods[method]), "colour": colour, "turn": turns.get(method, 0)}
         for method, (_, colour) in look_up(methods).items()

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..live import SILENCE, Live, Step, count_trainings, read_progress
 from ..text import clean
+from .shapes import COUNT, PERCENT, Text, check
+from .wrong import explain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -28,6 +30,7 @@ WIDTH = 80  # of bars and lists, which are harder to read where they are wider
 MOMENT = 0.5  # seconds
 LINGER = 10.0  # seconds that a run is watched after it is done, while its process is there
 NAME = 18  # letters of a method or a test, so that several columns fit
+ANSWER = {"rows": [{"method": Text(), "test": Text(), "seed": COUNT, "accuracy": PERCENT}]}
 Scores = dict[str, dict[str, float]]  # percent right, by method and test
 
 
@@ -38,6 +41,8 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
     """
     from rich.live import Live as Screen
 
+    if folder.exists() and not (folder / "progress.json").exists() and not (folder / "config.json").exists():
+        raise InputError(explain(folder))
     if once or not console.is_terminal:
         console.print(show(read_progress(folder), folder, time.time()))
         return
@@ -166,7 +171,7 @@ def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Scores, int]:
             path = folder / "answers" / f"{stem}.json"
             for method, test, seed, percent in _read_answer(path, path.stat().st_mtime_ns):
                 cells.setdefault((method, test), {})[seed] = percent  # after more rounds, in place of that after fewer
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, RecursionError):
             unreadable += 1
     scores: Scores = {}
     for (method, test), seeds in cells.items():
@@ -177,10 +182,11 @@ def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Scores, int]:
 @lru_cache(maxsize=4096)
 def _read_answer(path: Path, changed: int) -> tuple[tuple[str, str, int, float], ...]:
     """Method, test, seed, and the mean over clients. `changed`: a file that did is read again."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file")  # reading a pipe would wait for ever
     clients: dict[tuple[str, str, int], list[float]] = {}
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
-        place = str(row["method"]), str(row["test"]), int(row["seed"])
-        clients.setdefault(place, []).append(float(row["accuracy"]))
+    for row in check(json.loads(path.read_text(encoding="utf-8")), ANSWER, "the answer")["rows"]:
+        clients.setdefault((row["method"], row["test"], row["seed"]), []).append(row["accuracy"])
     return tuple((*place, fmean(percents)) for place, percents in clients.items())
 
 

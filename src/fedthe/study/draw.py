@@ -75,7 +75,7 @@ def draw_curves(measured: Measured, path: Path) -> None:
     figure, axes = _make_panels(count, columns=4 if count > 6 else 3)
     for panel, test in zip(axes, tests, strict=False):
         for method, (name, colour) in looks.items():
-            mean, std = (np.array(curves[method][test][kind]) for kind in ("mean", "std"))
+            mean, std = (np.array(curves[method][test][kind], float) for kind in ("mean", "std"))
             style, width = LINES.get(method, ("-", 1.4))
             panel.plot(rounds, mean, style, color=colour, label=name, lw=width)
             panel.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.08, lw=0)
@@ -84,7 +84,7 @@ def draw_curves(measured: Measured, path: Path) -> None:
     if data["speed"]:
         _draw_speed(axes[len(tests)], data["speed"], looks)
     _put_legend(figure, *axes[0].get_legend_handles_labels())
-    _finish(figure, measured, path, "bands: one standard deviation over seeds")
+    _finish(figure, measured, path, _say_spread(measured, "bands"))
 
 
 def _draw_speed(panel: Axes, speed: Measured, looks: Mapping[str, tuple[str, str]]) -> None:
@@ -156,7 +156,7 @@ def _draw_bars(
     panel, wide = figure.add_subplot(), 0.84 / len(bars)
     for i, (name, (colour, scores)) in enumerate(bars.items()):
         x = np.arange(len(tests)) + (i - (len(bars) - 1) / 2) * wide
-        means, stds = ([scores[test][kind] for test in tests] for kind in ("mean", "std"))
+        means, stds = (np.array([scores[test][kind] for test in tests], float) for kind in ("mean", "std"))
         lines = {"elinewidth": 0.8, "ecolor": "#444444"}
         panel.bar(x, means, 0.92 * wide, yerr=stds, color=colour, label=name, error_kw=lines)
     panel.axhline(0, color="#444444", lw=0.8)
@@ -169,7 +169,7 @@ def _draw_bars(
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     _put_legend(figure, *panel.get_legend_handles_labels())
-    _finish(figure, measured, path, f"lines: one standard deviation over seeds{note}", trained)
+    _finish(figure, measured, path, _say_spread(measured, "lines") + note, trained)
 
 
 def draw_alpha_beta(measured: Measured, path: Path) -> None:
@@ -204,7 +204,7 @@ def draw_interpolation(measured: Measured, path: Path) -> None:
     tests = [test for test in measured["tests"] if test in data["shared"]]
     figure, axes = _make_panels(len(tests))
     for panel, test in zip(axes, tests, strict=False):
-        mean, std = (np.array(data["shared"][test][kind]) for kind in ("mean", "std"))
+        mean, std = (np.array(data["shared"][test][kind], float) for kind in ("mean", "std"))
         panel.fill_between(data["e"], mean - std, mean + std, color="#0072b2", alpha=0.12, lw=0)
         panel.plot(data["e"], mean, color="#0072b2", marker=".", ms=4, label="one e for all clients")
         best, ours = data["best"][test]["mean"], data["fedthe"][test]["mean"]
@@ -213,7 +213,7 @@ def draw_interpolation(measured: Measured, path: Path) -> None:
         panel.set(xlabel="e: personal at 0, global at 1", ylabel="percent right", xlim=(0, 1))
         _head(panel, measured, test)
     _put_legend(figure, *axes[0].get_legend_handles_labels())
-    _finish(figure, measured, path, "band: one standard deviation over seeds")
+    _finish(figure, measured, path, _say_spread(measured, "band"))
 
 
 def draw_weights(measured: Measured, path: Path) -> None:
@@ -349,6 +349,12 @@ def describe_settings(config: Measured, trained: str = "") -> str:
     if config["samples"]:
         parts.append(f"at most {config['samples']} samples of each test")
     return ", ".join(parts)
+
+
+def _say_spread(measured: Measured, what: str) -> str:
+    """A single seed has no deviation, so there is nothing to explain."""
+    several = len(measured["config"]["seeds"]) > 1
+    return f"{what}: one standard deviation over seeds" if several else "one seed"
 
 
 def _finish(figure: Figure, measured: Measured, path: Path, note: str = "", trained: str = "") -> None:

@@ -103,12 +103,17 @@ def name_tests(dataset: Dataset) -> dict[str, str]:
 
 
 def average(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
-    """By test: the mean over clients, and of that the mean and the standard deviation over seeds."""
+    """By test: the mean over clients, and of that the mean and the standard deviation over seeds, if several."""
     cells: dict[str, dict[int, list[Any]]] = {}
     for test, seed, value in found:
         cells.setdefault(test, {}).setdefault(seed, []).append(value)
     means = {test: np.array([np.mean(clients, 0) for clients in seeds.values()]) for test, seeds in cells.items()}
-    return {test: {"mean": each.mean(0).tolist(), "std": each.std(0).tolist()} for test, each in means.items()}
+    return {test: {"mean": each.mean(0).tolist(), "std": _deviate(each)} for test, each in means.items()}
+
+
+def _deviate(seeds: np.ndarray) -> Any:
+    """The standard deviation over seeds [seeds, ...]; None in its place where there is a single seed."""
+    return (seeds.std(0) if len(seeds) > 1 else np.full(seeds.shape[1:], None)).tolist()
 
 
 # learning curves
@@ -118,7 +123,7 @@ def measure_curves(config: Config) -> dict[str, Any]:
     """Percent right after more and more rounds, and how many of them ours need."""
     rounds = pick_rounds(config.rounds)
     results = _run_whole(replace(config, curve=tuple(rounds[:-1])))
-    curves: dict[str, dict[str, dict[str, list[float]]]] = {}
+    curves: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for method, scores in results.scores().items():
         for test, last in scores.items():
             found = [*(results.curves[number][method][test] for number in rounds[:-1]), last]

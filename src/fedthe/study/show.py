@@ -27,7 +27,11 @@ def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number
     rows = []
     several = len(record["cases"][0]["config"]["seeds"]) > 1
     for row, measured in record["rows"].items():
-        cells = {test: cell if several or test == AVERAGE else cell[:1] for test, cell in measured.items()}
+        # the record of a single seed may be older, and say 0
+        cells = {
+            test: [each for each in (cell if several or test == AVERAGE else cell[:1]) if each is not None]
+            for test, cell in measured.items()
+        }
         papers = {column: cell for column, cell in table.rows[row].items() if column in record["compared"]}
         said = [say(cells[column], papers.get(column)) if column in cells else "-" for column in record["columns"]]
         rows.append([row, *said])
@@ -37,6 +41,12 @@ def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number
 def _say_cell(ours: Number, paper: Number | None) -> str:
     said = " ±".join(f"{each:.1f}" for each in ours)
     return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
+
+
+def say_spread(record: Mapping[str, Any]) -> str:
+    """What stands behind a ±. A single seed has no deviation over seeds."""
+    several = len(record["cases"][0]["config"]["seeds"]) > 1
+    return f"ours{' ± over seeds' if several else ', one seed'}, an average ± over tests"
 
 
 def list_remarks(record: Mapping[str, Any]) -> list[str]:

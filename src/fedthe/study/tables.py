@@ -26,6 +26,7 @@ KEYS = ("dirichlet", "dataset", "size", "clients", "rounds", "participation", "p
 SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
 
 Cell = tuple[float, float]  # percent: the mean, and the standard deviation over seeds
+Ours = tuple[float, float | None]  # the same; a single seed has no deviation
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,10 @@ def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
 
 
 def fill_table(
-    table: Table, found: Sequence[tuple[Case, Mapping[str, Mapping[str, Cell]]]]
-) -> dict[str, dict[str, Cell]]:
+    table: Table, found: Sequence[tuple[Case, Mapping[str, Mapping[str, Ours]]]]
+) -> dict[str, dict[str, Ours]]:
     """Ours, by row and column, from the (mean, std) by method and test of each case."""
-    filled: dict[str, dict[str, Cell]] = {}
+    filled: dict[str, dict[str, Ours]] = {}
     for row in table.rows:
         cells = {
             column: scores[method_of(row)][test]

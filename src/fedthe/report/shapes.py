@@ -1,0 +1,126 @@
+"""Values from files, checked against the shape that they must have, so that nothing after this meets another.
+
+A shape is a Number, a Text, [shape] for a list, {str: shape} for a dict, {"a": shape, "b?": shape} for named fields of
+which the second may be missing, Maybe(shape) where null is allowed, and PLAIN for a setting of any kind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..text import flatten
+
+LONGEST = 20_000  # characters of a text
+MOST = 1_000_000  # entries of a list or dict
+
+
+class Damaged(ValueError):
+    """Says where, and what is wrong there."""
+
+
+@dataclass(frozen=True)
+class Number:
+    low: float = -1e15
+    high: float = 1e15
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Text:
+    longest: int = LONGEST
+
+
+@dataclass(frozen=True)
+class Maybe:
+    shape: Any
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A text, a number, true, false, null, or a list of such."""
+
+
+PERCENT, AMOUNT, COUNT = Number(0, 100), Number(0), Number(0, 2**53, whole=True)
+NAME, TEXT, PLAIN = Text(300), Text(), Plain()
+
+
+def check(value: Any, shape: Any, where: str) -> Any:
+    """A copy of `value` with what `shape` names and nothing else."""
+    match shape:
+        case Maybe(inner):
+            return None if value is None else check(value, inner, where)
+        case Number():
+            return _check_number(value, shape, where)
+        case Text():
+            return _check_text(value, shape, where)
+        case Plain():
+            return _check_plain(value, where)
+        case [inner]:
+            _refuse_unless(isinstance(value, list | tuple) and len(value) <= MOST, value, "a list", where)
+            return [check(each, inner, f"{where}[{i}]") for i, each in enumerate(value)]
+        case dict():
+            _refuse_unless(isinstance(value, dict) and len(value) <= MOST, value, "a table", where)
+            return _check_fields(value, shape, where)
+    raise AssertionError(f"no shape: {shape!r}")
+
+
+def _check_fields(value: dict[str, Any], shape: dict[Any, Any], where: str) -> dict[str, Any]:
+    if str in shape:
+        names = [_check_text(name, NAME, f"a name in {where}") for name in value]
+        return {name: check(value[name], shape[str], f"{where}.{name}") for name in names}
+    checked = {}
+    for field, inner in shape.items():
+        name = field.removesuffix("?")
+        if name in value:
+            checked[name] = check(value[name], inner, f"{where}.{name}")
+        elif name == field:
+            raise Damaged(f"{flatten(where, 100)} has no {name!r}")
+    return checked
+
+
+def _check_number(value: Any, shape: Number, where: str) -> float:
+    kind = "a whole number" if shape.whole else "a number"
+    kinds = (int,) if shape.whole else (int, float)
+    _refuse_unless(type(value) in kinds, value, kind, where)
+    inside = shape.low <= value <= shape.high  # not so for NaN; and no float of an int that is too large for one
+    _refuse_unless(inside, value, f"{kind} from {shape.low:g} to {shape.high:g}", where)
+    return value  # type: ignore[no-any-return]
+
+
+def _check_text(value: Any, shape: Text, where: str) -> str:
+    _refuse_unless(isinstance(value, str), value, "a text", where)
+    _refuse_unless(len(value) <= shape.longest, value, f"a text of at most {shape.longest} characters", where)
+    return value  # type: ignore[no-any-return]
+
+
+def _check_plain(value: Any, where: str) -> Any:
+    if isinstance(value, list | tuple):
+        _refuse_unless(len(value) <= MOST, value, "a list", where)
+        return [_check_scalar(each, where) for each in value]
+    return _check_scalar(value, where)
+
+
+def _check_scalar(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _check_text(value, TEXT, where)
+    return _check_number(value, Number(), where)
+
+
+def _refuse_unless(right: bool, value: Any, kind: str, where: str) -> None:
+    if not right:
+        raise Damaged(f"{flatten(where, 100)} is {_show(value)}, not {kind}")
+
+
+def _show(value: Any) -> str:
+    """Short, whatever it is: no repr of what may be nested deeply, or a number of many digits."""
+    if isinstance(value, str):
+        return repr(flatten(value, 40))
+    if isinstance(value, float) or value is None or isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**18 else f"a number of about {int(math.log10(abs(value))) + 1} digits"
+    return f"a {'list' if isinstance(value, list | tuple) else 'table'} of {len(value)}"

@@ -1,0 +1,40 @@
+"""What somebody named in place of a run, and what to name instead: one sentence for each kind of mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+WANTED = "name the folder of a run, such as runs/quick, or a record of `fedthe table --save`"
+
+
+def explain(path: Path) -> str:
+    """Why there is nothing to show at `path`, and the way out. It opens nothing, for a pipe would be waited for."""
+    if path.is_dir():
+        return _explain_folder(path)
+    if path.is_file():
+        return _explain_file(path)
+    if not path.exists():
+        return f"{path} does not exist; {WANTED}."
+    return f"{path} is neither a file nor a folder; {WANTED}."
+
+
+def _explain_folder(path: Path) -> str:
+    runs = sorted(each.parent for each in path.glob("*/config.json"))
+    if runs:
+        more = ", ..." if len(runs) > 3 else ""
+        named = ", ".join(str(each) for each in runs[:3])
+        return f"{path} holds no run and no record itself, but folders of runs; name one of them: {named}{more}."
+    if (path.parent / "config.json").is_file():
+        return f"{path} is a part of a run; name the folder of the run, {path.parent}."
+    if not any(path.iterdir()):
+        return f"{path} is an empty folder: it holds no run and no record; {WANTED}."
+    return f"{path} holds no run and no record of a table or a figure; {WANTED}."
+
+
+def _explain_file(path: Path) -> str:
+    if path.suffix == ".toml":
+        return f"{path} is a config, not a run; `fedthe run {path}` makes a run of it, and says in which folder."
+    for folder in (path.parent, path.parent.parent):
+        if (folder / "config.json").is_file():
+            return f"{path} is a part of a run; name the folder of the run, {folder}."
+    return f"{path} holds no run and no record of a table or a figure; {WANTED}."
