@@ -285,7 +285,7 @@ def _reproduce(
 ) -> tuple[dict[str, Any], Path | None]:
     from .report.data import Page
     from .report.gather import show_record
-    from .store import write_json
+    from .store import write_sealed
     from .study.reproduce import make_record, run_cases
     from .study.tables import plan_cases
 
@@ -294,7 +294,7 @@ def _reproduce(
         done = run_cases(cases)
     record = make_record(table, done)
     if save:
-        write_json(save / f"{table.id}.json", record)
+        write_sealed(save / f"{table.id}.json", record)
     place = (save or cases[0].config.folder) / f"{table.id}.html"
     return record, _report(lambda: Page(table.id, [show_record(record, done[0][1])]), place, loggers)
 
@@ -353,8 +353,7 @@ def figure(
     KEY=VALUE words change settings: natural=npz:FILE seeds=0 rounds=10 samples=100 device=cuda.
     """
     from .config import read_words
-    from .records import read_json
-    from .store import check_folder, write_json
+    from .store import check_folder, read_sealed, write_sealed
     from .study.ask import ask_for_figure
     from .study.figures import FIGURES, draw_figure, find_figure, measure_figure
 
@@ -372,14 +371,13 @@ def figure(
         check_folder(save)  # what cannot be written is refused before the long part
     path = save / f"{id}.json"
     if redraw:
-        measured = read_json(path)
-        whole = isinstance(measured, dict) and {"title", "config", "tests", "data"} <= measured.keys()
-        if not whole or measured["id"] != id:
+        measured = read_sealed(path) or {}
+        if not {"title", "config", "tests", "data"} <= measured.keys() or measured.get("id") != id:
             raise InputError(f"{path} does not hold {id}; leave --redraw out to measure it.")
     else:
         with resumable(), _bars():
             measured = measure_figure(id, **settings)
-        write_json(path, measured, indent=None)  # thousands of numbers, a line for each would help nobody
+        write_sealed(path, measured, indent=None)  # thousands of numbers, a line for each would help nobody
     draw_figure(measured, path.with_suffix(".png"))
     print(f"{path.with_suffix('.png')}, and its numbers beside it")
     return None

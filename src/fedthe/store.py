@@ -108,16 +108,22 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     """What `write_sealed` wrote, or None if there is no such file."""
     try:
         with foreign.open_file(path) as file:
-            value = json.load(file)
-        given = tuple(value.pop("seal"))
+            return unseal(path, json.load(file))
     except FileNotFoundError:
         return None
-    except KeyError:
-        raise Damaged(f"{path} is not sealed: it was made by an earlier version, or by hand.") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except Damaged:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"{path} is damaged ({foreign.say_error(error)}).") from None
-    _check_seal(path, path.stem, given, value)
-    return dict(value)
+
+
+def unseal(path: Path, value: Any) -> dict[str, Any]:
+    """What was sealed, of the content of the file at `path`."""
+    if not isinstance(value, dict) or not isinstance(value.get("seal"), list):
+        raise Damaged(f"{path} is not sealed: it was damaged, or made by hand or by an earlier version.")
+    content = {key: part for key, part in value.items() if key != "seal"}
+    _check_seal(path, path.stem, tuple(value["seal"]), content)
+    return content
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> None:

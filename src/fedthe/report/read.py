@@ -266,6 +266,7 @@ def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """A record of a table or a figure, from the file at `path`."""
     is_figure = "data" in value
     try:
+        value = store.unseal(path, value)
         return _check_figure(value) if is_figure else _check_table(value)
     except (Damaged, InputError, RecursionError) as error:
         kind = "figure" if is_figure else "table"

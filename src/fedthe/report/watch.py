@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from .. import store
 from ..errors import InputError
 from ..live import SILENCE, Live, Step, count_trainings, read_progress
 from ..text import clean
@@ -182,10 +182,8 @@ def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Scores, int]:
 @lru_cache(maxsize=4096)
 def _read_answer(path: Path, changed: int) -> tuple[tuple[str, str, int, float], ...]:
     """Method, test, seed, and the mean over clients. `changed`: a file that did is read again."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not a regular file")  # reading a pipe would wait for ever
     clients: dict[tuple[str, str, int], list[float]] = {}
-    for row in check(json.loads(path.read_text(encoding="utf-8")), ANSWER, "the answer")["rows"]:
+    for row in check(store.read_sealed(path), ANSWER, "the answer")["rows"]:
         clients.setdefault((row["method"], row["test"], row["seed"]), []).append(row["accuracy"])
     return tuple((*place, fmean(percents)) for place, percents in clients.items())
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import records
+from .. import store
 from ..errors import InputError
 from ..experiment import Results, run
 from ..text import flatten
@@ -67,10 +67,10 @@ def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str,
 def read_record(table: Table, folder: Path) -> dict[str, Any]:
     """What `make_record` gave, from a file that was written with it."""
     path = folder / f"{table.id}.json"
-    record = records.read_json(path)
+    record = store.read_sealed(path)
     if record is None:
         raise InputError(f"{path} does not exist; run `fedthe table {table.id} --save {folder}`.")
-    if not isinstance(record, dict) or (record.get("id"), record.get("format")) != (table.id, FORMAT):
+    if (record.get("id"), record.get("format")) != (table.id, FORMAT):
         raise InputError(f"{path} is no record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
     return record
 
