@@ -7,7 +7,7 @@ closed form. Samples depend on each other only through the history of their feat
 stream is one batched computation.
 
 Everything is computed in float64, whatever the input: distances and slopes nearly cancel, and Adam divides by their
-size, so a rounding of float32 could decide which head is trusted.
+size, so the rounding of float32 could decide which head is trusted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 from ..errors import InputError
 
 Weighting = Literal["slw", "fa", "em", "half"]  # by similarity (the paper's choice), or one of its ablations
-BLOCK = 128  # samples that the history is carried over at a time: few enough to stay in a processor's cache
-LARGEST = 1e100  # of any number given: squares of such numbers, and sums of them, still fit into float64
+BLOCK = 128  # samples whose history is computed at a time: few enough to stay in a processor's cache
+LARGEST = 1e100  # the largest magnitude of an input: sums of squares of such numbers still fit into float64
 
 
 class Ensemble(NamedTuple):
@@ -81,10 +81,9 @@ def head_ensemble(
     `history` is None for the first sample of a stream and afterwards the `.history` of the call before: one call over
     n samples, n calls over one, and chunks give the same.
 
-    Gradients are those of the answer as it is computed, through every step of the search: `.logits` and `.weight` can
-    be differentiated by all that is given to this call. `.history` is detached, so a stream does not keep the graphs
-    of the calls before. Where a derivative does not fit its type, as at a point that the search flees from, it is
-    clamped; so gradients are finite.
+    Gradients of `.logits` and `.weight` flow to every tensor given to this call, through all steps of the search.
+    They are always finite: a derivative that overflows, as it can where the search starts at a maximum of its loss, is
+    clamped. `.history` is detached, so that a stream does not keep the graphs of earlier calls.
     """
     if not (_is_within(alpha, 0, 1) and _is_within(beta, 0, 1)):
         raise InputError(f"alpha and beta must be from 0 to 1, but they are {alpha!r} and {beta!r}.")
@@ -106,7 +105,7 @@ def head_ensemble(
 
 
 def mix(weight: Tensor, global_logits: Tensor, local_logits: Tensor) -> Tensor:
-    """weight [n], logits [n, classes], which say the type of the answer"""
+    """weight [n], logits [n, classes]; the answer has the type of the logits"""
     e = weight.double()[:, None]
     return (e * global_logits + (1 - e) * local_logits).to(global_logits.dtype)
 
@@ -207,7 +206,7 @@ def _centre(logits: Tensor) -> Tensor:
 def _weigh_losses(
     global_logits: Tensor, local_logits: Tensor, weighting: Weighting
 ) -> tuple[Tensor | float, Tensor | float]:
-    """lam and 1 - lam, which of nearly equal heads cannot be had by subtraction."""
+    """lam and 1 - lam. For nearly equal heads the subtraction itself would leave nothing but rounding."""
     if weighting == "slw":  # agreeing heads: trust the more confident one; disagreeing heads: trust the features
         p, q = (logits.softmax(-1) for logits in (global_logits, local_logits))
         p, q = (each / torch.linalg.vector_norm(each, dim=-1, keepdim=True) for each in (p, q))
@@ -262,7 +261,7 @@ def _take(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise InputError(
             f"head_ensemble needs torch tensors or NumPy arrays, but {name} is a {type(value).__name__}; "
-            f"make a tensor of it, as by torch.tensor({name})."
+            f"convert it, for example with torch.tensor({name})."
         )
     if value.layout != torch.strided or value.is_nested:
         raise InputError(f"head_ensemble needs dense tensors, but {name} is sparse or nested; pass a dense copy.")
@@ -272,7 +271,8 @@ def _take(name: str, value: object) -> Tensor:
 
 
 def _say_types(fault: str) -> str:
-    return f"head_ensemble needs float32 or float64, the same throughout, but {fault}; convert it, as by .float()."
+    way_out = 'use .float(), or .astype("float32") in NumPy'
+    return f"head_ensemble needs float32 or float64, the same throughout, but {fault}; {way_out}."
 
 
 def _check(given: dict[str, Tensor]) -> None:
@@ -288,13 +288,14 @@ def _check(given: dict[str, Tensor]) -> None:
         )
     features = given["features"]
     for name, value in given.items():
-        same = value.dtype == features.dtype or name == "history"  # which is float64 in any stream
-        if not same or value.dtype not in (torch.float32, torch.float64):
+        if value.dtype not in (torch.float32, torch.float64):
+            raise InputError(_say_types(f"{name} is {_name(value)}"))
+        if value.dtype != features.dtype and name != "history":  # which is float64 in any stream
             raise InputError(_say_types(f"features is {_name(features)} and {name} {_name(value)}"))
         if value.device != features.device:
             raise InputError(
                 f"head_ensemble needs everything on one device, but features is on {features.device} and {name} on "
-                f"{value.device}; move it, as by .to(features.device)."
+                f"{value.device}; move it, for example with .to(features.device)."
             )
     for name, value in given.items():
         size = float(value.detach().abs().amax())
