@@ -339,7 +339,7 @@ def test_what_is_wrong_is_refused(small):
         measure_figure("curves-500", **small.settings | diverging)
 
 
-@pytest.mark.parametrize("setting", [{"width": 2}, {"head_layers": 2}, {"standardize": True}])
+@pytest.mark.parametrize("setting", [{"width": 2, "net": "resnet20_gn"}, {"head_layers": 2}, {"standardize": True}])
 def test_probing_refuses_another_network(setting):
     with pytest.raises(InputError, match="probing takes networks as they are; leave width, head_layers and"):
         measure_figure("probing", dataset="glyphs", natural="none", **setting)
