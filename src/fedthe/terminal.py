@@ -126,7 +126,7 @@ def keep_traceback(error: Exception) -> str:
     try:
         handle, path = tempfile.mkstemp(prefix="fedthe-bug-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("".join(traceback.format_exception(error)))
+            file.write(hide_secrets("".join(traceback.format_exception(error))))
     except OSError:
         return "FEDTHE_DEBUG=1 shows its traceback, which could not be written to a file."
     return f"Its traceback is in {path}; please report it."
