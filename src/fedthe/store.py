@@ -180,7 +180,10 @@ def hold(path: Path, wait: bool = True) -> Iterator[bool]:
     """
     make_folder(path.parent)
     while True:
-        file = path.open("a")
+        try:
+            file = path.open("a")
+        except OSError as error:
+            raise InputError(f"cannot write {path} ({error.strerror}); make room, or name another place.") from None
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

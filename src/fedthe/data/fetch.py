@@ -18,18 +18,13 @@ import numpy as np
 
 from .. import store
 from ..errors import InputError
-from ..foreign import read_file, say_error, show_path
+from ..foreign import read_file, say_error
 from ..text import clean, find_nearest
 from . import DATASETS, cifar, folder, idx
 from .decode import BYTES, decode_image
 from .download import Progress, download
 from .package import run_program, unpack
 from .source import content_digest
-
-try:
-    import fcntl
-except ImportError:  # not on Windows; two fetches at once are then the user's affair
-    fcntl = None  # type: ignore[assignment]
 
 KEPT = 7 * 86400.0  # seconds after which a download that was cut, and nobody came back for, is removed
 
@@ -71,7 +66,7 @@ def fetch(name: str, home: Path | None = None, source: str | None = None, progre
         return target
     if source is None:
         origins = _drop_forgeable(name, origins)
-    with _alone(downloads / f"{name}.lock"):
+    with store.hold(downloads / f"{name}.lock"):  # others wait, and then find the work done
         if is_whole(name, home):  # another process had it in hand
             return target
         _sweep(downloads)
@@ -141,29 +136,14 @@ def _kind(origin: Origin) -> str:
     return next(kind for kind, each in KINDS.items() if isinstance(origin, each))
 
 
-@contextmanager
-def _alone(lock: Path, wait: bool = True) -> Iterator[None]:
-    """One process at a time; the others wait, and then find the work done. A process that dies lets go."""
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {show_path(lock)} ({say_error(error)}); set FEDTHE_HOME to another place."
-        ) from None
-    with file:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-
-
 def _sweep(downloads: Path) -> None:
     """Remove what killed runs have left, and downloads that nobody came back for."""
     for entry in downloads.iterdir():
         with suppress(OSError):  # somebody works there, or has removed it
             if entry.suffix == ".work":
-                with _alone(entry.with_suffix(".lock"), wait=False):
-                    shutil.rmtree(entry)
+                with store.hold(entry.with_suffix(".lock"), wait=False) as ours:
+                    if ours:
+                        shutil.rmtree(entry)
             elif (
                 entry.is_dir() and time.time() - max(file.stat().st_mtime for file in (entry, *entry.iterdir())) > KEPT
             ):

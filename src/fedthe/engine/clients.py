@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .. import store, tree
 from ..errors import Damaged, InputError
+from ..text import quote
 from ..tree import Tree
 
 RECEIVED = 32  # received models kept in memory; every checkpoint holds them too. Older ones go to the file.
@@ -111,7 +112,9 @@ class Clients:
         is now the one and now the other is kept as own."""
         index = self._check_ids(ids)
         if len(set(index.tolist())) < len(index) or round < 0:
-            raise InputError(f"a put needs distinct clients and a round from 0, but has {list(ids)} and {round}.")
+            raise InputError(
+                f"a put needs distinct clients and a round from 0, not {quote(list(ids))} and {round}."
+            )
         if not len(index):
             return self
         if self.layout is not None and links.keys() != self.layout.links.keys():
@@ -223,7 +226,7 @@ class Clients:
     def _check_ids(self, ids: Sequence[int]) -> np.ndarray:
         index = np.array([operator.index(k) for k in ids], np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < self.count):
-            raise InputError(f"clients are numbered from 0 to {self.count - 1}, but {list(ids)} were asked for.")
+            raise InputError(f"clients are numbered from 0 to {self.count - 1}, but {quote(list(ids))} were asked for.")
         return index
 
     def _check_first(self, layout: _Layout) -> None:
