@@ -138,24 +138,16 @@ def pick_tries(arguments: argparse.Namespace) -> list[tuple[str, int]]:
 
 
 def load() -> None:
-    """Import what commands import, so that every fork has it."""
+    """Import the package before anything is forked; `runs.prepare` imports the rest."""
     import matplotlib
     import torch
 
     matplotlib.use("Agg")
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    import matplotlib.pyplot
-
-    import fedthe.bench
     import fedthe.cli
-    import fedthe.data.corrupt
     import fedthe.experiment
     import fedthe.pictures
     import fedthe.report.compare
-    import fedthe.report.formats
-    import fedthe.report.gather
-    import fedthe.report.loggers
-    import fedthe.report.page
     import fedthe.report.watch
     import fedthe.study.bill  # noqa: F401
 
@@ -175,6 +167,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
         ground = runs.prepare(folder)
+        for kind in dict.fromkeys(kind for kind, _ in tries):
+            if prepare := KINDS[kind].prepare:
+                prepare(ground, folder / f"prepare-{kind}")
         done = attempt_all(ground, tries, arguments.seed, folder, arguments.jobs)
     summary = summarize(done, arguments.seed)
     if arguments.only:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -29,6 +30,24 @@ COMMANDS = {
 Numbers = Counter[tuple[str, str]]
 
 
+def prepare(ground: Ground, place: Path) -> None:
+    """What every command shows of every untouched run and record."""
+    work = ground.copy(place / "work")
+    shutil.copytree(work / "run", work / "untouched", symlinks=True)
+    for shown in ("run", *(f"{name}.json" for name in RECORDS)):
+        if shown != "run":
+            (shutil.rmtree if (work / "untouched").is_dir() else os.unlink)(work / "untouched")
+            shutil.copyfile(ROOT / "results" / shown, work / shown)
+            shutil.copyfile(ROOT / "results" / shown, work / "untouched")
+        for how in list_commands(shown):
+            ground.expected[how, shown] = read(how, work, say([word.format(shown) for word in COMMANDS[how]], work))
+    shutil.rmtree(work)
+
+
+def list_commands(shown: str) -> list[str]:
+    return [how for how in COMMANDS if shown == "run" or how != "watch"]
+
+
 def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tuple[str, Verdict]:
     work = ground.copy(place / "work")
     is_run = number % 2 == 0
@@ -41,12 +60,11 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
         shutil.copyfile(ROOT / "results" / shown, work / shown)
         shutil.copyfile(ROOT / "results" / shown, work / "untouched")
         files = [work / shown]
-    how = rng.choice([each for each in COMMANDS if is_run or each != "watch"])
+    how = rng.choice(list_commands(shown))
     words = [word.format(shown) for word in COMMANDS[how]]
-    right = read(how, work, say(words, work))
+    right = ground.expected[how, shown]
     done, spare = damage.damage(work, files, rng, number // 2)
     before = take_stock(work)
-    (work / "page.html").unlink(missing_ok=True)
     said = say(words, work)
     verdict = judge(how, work, said, right)
     if verdict.outcome in ("same", "refused"):
@@ -127,4 +145,4 @@ def _list_numbers(value: Any, where: str = "") -> list[tuple[str, str]]:
     return [pair for path, each in pairs for pair in _list_numbers(each, path)]
 
 
-KIND = Kind("reports", "runs and records, damaged, then reported, compared and watched", 400, 14, attempt)
+KIND = Kind("reports", "runs and records, damaged, then reported, compared and watched", 400, 14, attempt, prepare)

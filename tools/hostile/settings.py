@@ -183,17 +183,17 @@ def judge_settings(work: Path, words: list[str]) -> Verdict:
 
 def _draw_word(rng: random.Random) -> str:
     draw = rng.random()
-    if draw < 0.35:
+    if draw < 0.6:
         key = rng.choice(sorted(VALID))
         return f"{key}={rng.choice(sorted(VALID[key]))}"
-    if draw < 0.5:
+    if draw < 0.7:
         return f"{rng.choice(NUMBERS)}={rng.choice(NEVER)}"
-    if draw < 0.6:
+    if draw < 0.75:
         key = rng.choice(sorted(WHERE))
         return f"{key}={rng.choice(WHERE[key])}"
-    if draw < 0.75:
+    if draw < 0.85:
         return f"hyper.{rng.choice(METHODS)}.{rng.choice(HYPER)}={rng.choice((*ODD, *NEVER, '0.2'))}"
-    if draw < 0.95:
+    if draw < 0.97:
         return f"{rng.choice([*VALID, 'curve', 'size', 'width', 'device', 'nothing', ''])}={rng.choice(ODD)}"
     return rng.choice(ODD)
 

@@ -58,6 +58,12 @@ class Kind:
     long: int  # tries in the long form
     short: int  # tries in the short form
     attempt: Callable[[Ground, random.Random, int, Path], tuple[str, Verdict]]  # what was done, and what came of it
+    prepare: Callable[[Ground, Path], None] | None = None  # before all tries: what they compare with
+
+    @property
+    def step(self) -> int:
+        """The short form takes every so-manieth try of the long one: an odd step, so that all ways get their turn."""
+        return self.long // self.short | 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class Ground:
     """What all tries start from: an untouched run, and what commands give on it."""
 
     folder: Path  # holds work/: tiny.npz, tiny.toml, run/ and home/
-    expected: dict[str, Any]
+    expected: dict[Any, Any]
 
     def copy(self, place: Path, run: bool = True) -> Path:
         """The untouched folder again, with or without what the run made."""
@@ -185,7 +191,7 @@ def judge_words(said: Said) -> Verdict | None:
         return None
     if said.code in (1, 2) and said.err.strip():
         lines = [line for line in said.err.splitlines() if line.startswith("fedthe:")]
-        if lines or said.err.lstrip().startswith("Usage:"):
+        if lines or "Usage:" in said.err:
             return Verdict("refused", lines[-1] if lines else " ".join(said.err.split())[-200:])
     return Verdict("traceback", f"exit code {said.code} without a sentence: {' '.join(text.split())[-200:]}")
 
@@ -299,12 +305,13 @@ def take_stock(folder: Path) -> dict[str, str]:
 
 
 def find_loss(before: dict[str, str], after: dict[str, str], spare: set[str], refused: bool) -> str:
-    """What was there before and is gone; after a refusal also what has changed. `spare` may."""
+    """What was there before and is gone; after a refusal also what has changed. `spare` may, and files may move."""
+    kept = set(after.values())
     for path, held in before.items():
         if path in spare or Path(path).name in ("progress.json", "report.html"):
             continue
-        if path not in after:
+        if path not in after and held not in kept:
             return f"{path} is gone"
-        if refused and after[path] != held:
+        if refused and path in after and after[path] != held and held not in kept:
             return f"{path} has changed"
     return ""
