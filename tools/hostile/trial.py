@@ -189,11 +189,10 @@ def judge_words(said: Said) -> Verdict | None:
         return Verdict("silent", "control characters reach the terminal")
     if said.code == 0:
         return None
-    if said.code in (1, 2) and said.err.strip():
+    if said.code in (1, 2) and text.strip():
         lines = [line for line in said.err.splitlines() if line.startswith("fedthe:")]
-        if lines or "Usage:" in said.err:
-            return Verdict("refused", lines[-1] if lines else " ".join(said.err.split())[-200:])
-    return Verdict("traceback", f"exit code {said.code} without a sentence: {' '.join(text.split())[-200:]}")
+        return Verdict("refused", lines[-1] if lines else " ".join(text.split())[-200:])
+    return Verdict("traceback", f"exit code {said.code} and no sentence: {' '.join(text.split())[-200:]}")
 
 
 def find_error(text: str) -> str:
