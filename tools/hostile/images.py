@@ -18,6 +18,9 @@ import numpy as np
 from .trial import Ground, Kind, Verdict, judge_words, say
 
 CLEAN = ("--clients", "3", "--dirichlet", "1", "--size", "16", "--out", "shown", "--json")
+Craft = Callable[[Path, random.Random], None]  # puts it below this folder
+Make = Callable[[random.Random], bytes]
+ROW = b"\0" + b"\x30" * 48  # of a PNG, 16 pixels
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\n(%pipe%touch pwned) (w) file\nshowpage\n"
 
 
@@ -27,20 +30,19 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
     crafts = list(IMAGES) + list(ARRAYS)
     name = crafts[number % len(crafts)]
     of_images = name in IMAGES
-    spec, right = _save_images(work) if of_images else _save_arrays(work)
     expect, craft = (IMAGES if of_images else ARRAYS)[name]
-    if expect == "same":  # what the plain dataset gives
-        right = _read(say(["data", "show", spec, *CLEAN], work).out)
+    (_save_images if of_images else _save)(work)
+    words = ["data", "show", "folder:photos" if of_images else "npz:mine.npz", *CLEAN]
+    right = _read(say(words, work).out) if expect == "same" else None  # what the plain file gives
     craft(work, rng)
-    said = say(["data", "show", spec, *CLEAN], work)
+    said = say(words, work)
     verdict = judge_words(said)
     if (work / "pwned").exists():
         verdict = Verdict("silent", "the file was executed")
     elif verdict is None:
-        found = _read(said.out)
         if expect == "refused":
             verdict = Verdict("silent", "it was taken as data")
-        elif expect == "same" and found != right:
+        elif expect == "same" and _read(said.out) != right:
             verdict = Verdict("silent", "it gives another dataset than the plain file")
     elif verdict.outcome == "refused" and expect == "same":
         verdict = Verdict("lost", f"a good file is refused: {verdict.why}")
@@ -48,11 +50,15 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 
 
 def _read(printed: str) -> Any:
-    value = json.loads(printed)
-    return {name: value[name] for name in ("clients", "tests", "manifest_hash")}
+    """Who holds which rows, as `fedthe data show --json` says it."""
+    try:
+        value = json.loads(printed)
+        return {name: value[name] for name in ("clients", "tests", "manifest_hash")}
+    except (ValueError, LookupError, TypeError):
+        return printed
 
 
-def _save_images(work: Path) -> tuple[str, None]:
+def _save_images(work: Path) -> None:
     from PIL import Image
 
     draws = np.random.default_rng(0)
@@ -62,12 +68,6 @@ def _save_images(work: Path) -> tuple[str, None]:
         for i in range(12):
             pixels = draws.integers(0, 90, (16, 16, 3)) + 70 * label
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i:02}.png")
-    return "folder:photos", None
-
-
-def _save_arrays(work: Path) -> tuple[str, None]:
-    _save(work)
-    return "npz:mine.npz", None
 
 
 def _save(work: Path, **changed: Any) -> None:
@@ -81,7 +81,7 @@ def _arrays() -> dict[str, Any]:
     return {"images": (noise + 70 * labels[:, None, None, None]).astype(np.uint8), "labels": labels}
 
 
-def _write(name: str, held: bytes | Callable[[random.Random], bytes]) -> Callable[[Path, random.Random], None]:
+def _write(name: str, held: bytes | Make) -> Craft:
     def craft(work: Path, rng: random.Random) -> None:
         (work / "photos" / "dog" / name).write_bytes(held if isinstance(held, bytes) else held(rng))
 
@@ -106,8 +106,27 @@ def _make_png(width: int, height: int, data: bytes, *more: bytes) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def _cut(held: bytes) -> Callable[[random.Random], bytes]:
-    return lambda rng: held[: rng.randrange(1, len(held) - 20)]
+def _bomb_png(side: int) -> Make:
+    """One row of pixels that says it is a square of this side."""
+    return lambda rng: _make_png(side, side, zlib.compress(ROW))
+
+
+def _png_with_text(rng: random.Random) -> bytes:
+    """Whose comment unpacks to 64 MB."""
+    return _make_png(16, 16, zlib.compress(ROW * 16), _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26))))
+
+
+def _png_with_wrong_checksum(rng: random.Random) -> bytes:
+    end = _chunk(b"IEND", b"")
+    return _make_png(16, 16, zlib.compress(ROW * 16))[: -len(end) - 4] + b"\0\0\0\0" + end
+
+
+def _cut(format: str) -> Make:
+    def cut(rng: random.Random) -> bytes:
+        held = _noisy(format)
+        return held[: rng.randrange(1, len(held) - 20)]
+
+    return cut
 
 
 def _noisy(format: str) -> bytes:
@@ -119,45 +138,34 @@ def _noisy(format: str) -> bytes:
     return file.getvalue()
 
 
-def _place(name: str, make: Callable[[Path], object]) -> Callable[[Path, random.Random], None]:
+def _place(name: str, make: Callable[[Path], object]) -> Craft:
     return lambda work, rng: make(work / "photos" / "dog" / name) and None
 
 
-def _name_class(name: str) -> Callable[[Path, random.Random], None]:
+def _name_class(name: str) -> Craft:
     return lambda work, rng: (work / "photos" / "dog").rename(work / "photos" / name) and None
 
 
-ROW = b"\0" + b"\x30" * 48
-TEXT = _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26)))
 SVG = b"<svg xmlns='http://www.w3.org/2000/svg'><image href='/etc/passwd'/></svg>"
 CODE = "__import__('os').system('touch pwned')"
-IMAGES: dict[str, tuple[str, Callable[[Path, random.Random], None]]] = {
+IMAGES: dict[str, tuple[str, Craft]] = {
     "EPS in a .jpg": ("refused", _write("x.jpg", EPS)),
     "random bytes": ("refused", _write("x.png", lambda rng: rng.randbytes(500))),
     "an empty file": ("refused", _write("x.png", b"")),
-    "a bomb of 50,000 x 50,000 pixels": ("refused", _write("x.png", _make_png(50_000, 50_000, zlib.compress(ROW)))),
-    "a bomb within Pillow's limit": ("refused", _write("x.png", _make_png(9_400, 9_400, zlib.compress(ROW)))),
-    "a cut PNG": ("refused", _write("x.png", _cut(_noisy("PNG")))),
-    "a cut JPEG": ("refused", _write("x.jpg", _cut(_noisy("JPEG")))),
-    "a cut GIF": ("refused", _write("x.gif", _cut(_noisy("GIF")))),
-    "a PNG with a compressed text of 64 MB": (
-        "any",
-        _write(
-            "x.png",
-            _make_png(16, 16, zlib.compress(ROW * 16), _chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26)))),
-        ),
-    ),
-    "a PNG whose checksum is wrong": (
-        "refused",
-        _write("x.png", _make_png(16, 16, zlib.compress(ROW * 16))[:-18] + b"\0\0\0\0" + _chunk(b"IEND", b"")),
-    ),
+    "a bomb of 50,000 x 50,000 pixels": ("refused", _write("x.png", _bomb_png(50_000))),
+    "a bomb within Pillow's limit": ("refused", _write("x.png", _bomb_png(9_400))),
+    "a cut PNG": ("refused", _write("x.png", _cut("PNG"))),
+    "a cut JPEG": ("refused", _write("x.jpg", _cut("JPEG"))),
+    "a cut GIF": ("refused", _write("x.gif", _cut("GIF"))),
+    "a PNG with a compressed text of 64 MB": ("any", _write("x.png", _png_with_text)),
+    "a PNG whose checksum is wrong": ("refused", _write("x.png", _png_with_wrong_checksum)),
     "SVG in a .png": (
         "refused",
         _write("x.png", b"<svg xmlns='http://www.w3.org/2000/svg'><image href='/etc/passwd'/></svg>"),
     ),
-    "floating-point pixels": ("refused", _write("x.tif", _encode("F", (16, 16), "TIFF"))),
-    "one pixel": ("any", _write("x.png", _encode("RGB", (1, 1), "PNG"))),
-    "one row of 10,000 pixels": ("any", _write("x.png", _encode("RGB", (10_000, 1), "PNG"))),
+    "floating-point pixels": ("refused", _write("x.tif", lambda rng: _encode("F", (16, 16), "TIFF"))),
+    "one pixel": ("any", _write("x.png", lambda rng: _encode("RGB", (1, 1), "PNG"))),
+    "one row of 10,000 pixels": ("any", _write("x.png", lambda rng: _encode("RGB", (10_000, 1), "PNG"))),
     "a FIFO": ("refused", _place("x.png", lambda path: os.mkfifo(path))),
     "a link to /dev/zero": ("refused", _place("x.png", lambda path: path.symlink_to("/dev/zero"))),
     "a dangling link": ("refused", _place("x.png", lambda path: path.symlink_to("nowhere"))),
@@ -171,7 +179,7 @@ IMAGES: dict[str, tuple[str, Callable[[Path, random.Random], None]]] = {
 }
 
 
-def _npz(**changed: Any) -> Callable[[Path, random.Random], None]:
+def _npz(**changed: Any) -> Craft:
     return lambda work, rng: _save(work, **changed)
 
 
@@ -181,7 +189,7 @@ def _header(descr: str, shape: str, order: str = "False") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
-def _lie(images: bytes | None = None, labels: bytes | None = None) -> Callable[[Path, random.Random], None]:
+def _lie(images: bytes | None = None, labels: bytes | None = None) -> Craft:
     """Headers of arrays that say other than what follows."""
 
     def craft(work: Path, rng: random.Random) -> None:
@@ -226,7 +234,7 @@ def _cut_npz(work: Path, rng: random.Random) -> None:
     (work / "mine.npz").write_bytes(held[: rng.randrange(len(held))])
 
 
-def _instead(make: Callable[[Path], object]) -> Callable[[Path, random.Random], None]:
+def _instead(make: Callable[[Path], object]) -> Craft:
     def craft(work: Path, rng: random.Random) -> None:
         (work / "mine.npz").unlink()
         make(work / "mine.npz")
@@ -254,7 +262,7 @@ def _named(name: str) -> np.ndarray:
     return np.array([name, "b", "c"])
 
 
-ARRAYS: dict[str, tuple[str, Callable[[Path, random.Random], None]]] = {
+ARRAYS: dict[str, tuple[str, Craft]] = {
     "a pickle within": ("refused", _npz(labels=np.array([{}] * 60, dtype=object))),
     "a bit flipped": ("refused", _flip),
     "cut off": ("refused", _cut_npz),

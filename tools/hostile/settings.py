@@ -55,6 +55,7 @@ ODD = (
     "1_000",
     "9" * 30,
     "9" * 5000,
+    "1" + "0" * 400,
     "-0",
     "1e308",
     "5e-324",
@@ -127,6 +128,22 @@ TOML = (
     "width = 100000\n",
     "head_layers = 1000000\n",
     "seeds = [" + "0, " * 20000 + "]\n",
+    "lr = 1" + "0" * 400 + "\n",
+    "dirichlet = 1e-320\n",
+    "checkpoint_seconds = 1" + "0" * 400 + "\n",
+    "[hyper.fedthe]\nalpha = 1" + "0" * 400 + "\n",
+)
+# Files of their own, for BASE has these keys.
+WHOLE = (
+    'dataset = "npz:\\u0000"\nout = "new"\n',
+    'dataset = "npz:tiny.npz"\nout = "a\\u0000b"\n',
+    'dataset = "npz:tiny.npz"\nname = "a\\u0000b"\n',
+    'dataset = "npz:tiny.npz"\nname = "\\u001b[31m\\n"\n',
+    'dataset = "npz:tiny.npz"\nnatural = "folder:\\u0000"\nout = "new"\n',
+    'dataset = "npz:tiny.npz"\nfrost = "\\u0000"\nout = "new"\n',
+    'dataset = ["npz:tiny.npz"]\nout = "new"\n',
+    'dataset = "npz:tiny.npz"\nout = 3\n',
+    'dataset = "folder:"\nout = "new"\n',
 )
 BASE = 'dataset = "npz:tiny.npz"\nout = "new"\n'
 
@@ -201,12 +218,12 @@ def _draw_word(rng: random.Random) -> str:
 def _make_file(work: Path, rng: random.Random, number: int) -> tuple[str, str]:
     """A settings file, or something in its place; its name, and what it holds."""
     path = work / "case.toml"
-    draw = number // 4 % (len(TOML) + 6)
-    if draw < len(TOML):
-        text = BASE * (rng.random() < 0.7) + TOML[draw]
-        path.write_text(text, encoding="utf-8")
-        return path.name, text[len(BASE) :] if text.startswith(BASE) else text
-    way = draw - len(TOML)
+    draw = number // 4 % (len(TOML) + len(WHOLE) + 6)
+    if draw < len(TOML) + len(WHOLE):
+        text = (TOML + WHOLE)[draw]
+        path.write_text(BASE * (draw < len(TOML) and rng.random() < 0.7) + text, encoding="utf-8")
+        return path.name, text
+    way = draw - len(TOML) - len(WHOLE)
     if way == 0:
         path.mkdir()
     elif way == 1:
