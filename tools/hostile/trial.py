@@ -22,7 +22,7 @@ from typing import Any
 GOOD = ("same", "refused", "redone")
 BAD = ("silent", "traceback", "hang", "lost")
 LIMIT = 90.0  # seconds for one command; those here take three on an idle core
-IDLE = 6.0  # seconds asleep in a row: the main thread waits for something that never comes, such as a pipe's writer
+IDLE = 6.0  # seconds asleep in a row: it waits for something that never comes, such as a pipe's writer
 MEMORY = 3 << 30  # bytes that a command may take beyond what the package itself takes
 CRASHED = 70  # exit code of a command that ended with an exception
 DAMAGE = re.compile(
@@ -159,12 +159,12 @@ def say(words: Sequence[str], cwd: Path, before: Callable[[], object] | None = N
 
 
 def _is_asleep(pid: int) -> bool:
-    """Whether the main thread waits; no telling where there is no /proc."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state == "S"
+    """Whether all its threads wait; no telling where there is no /proc."""
+    states = []
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError, IndexError):  # a thread may end meanwhile
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+    return bool(states) and set(states) == {"S"}
 
 
 def _limit_memory() -> None:
