@@ -22,10 +22,11 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hostile import disks, images, kills, reports, runs, settings, trial
 
@@ -53,25 +54,21 @@ def attempt(ground: trial.Ground, kind: str, number: int, seed: int, folder: Pat
     rng = random.Random(f"{seed}:{kind}:{number}")
     what, verdict = KINDS[kind].attempt(ground, rng, number, place)
     shutil.rmtree(place, ignore_errors=True)
-    hide = lambda text: text.replace(str(place), "").replace(str(folder), "")  # noqa: E731
-    return Tried(kind, number, verdict.outcome, hide(what), hide(verdict.why))
+    what, why = (text.replace(str(place), "").replace(str(folder), "") for text in (what, verdict.why))
+    return Tried(kind, number, verdict.outcome, what, why)
 
 
 def attempt_all(ground: trial.Ground, tries: list[tuple[str, int]], seed: int, folder: Path, jobs: int) -> list[Tried]:
     """All tries, `jobs` at a time, each in a process of its own."""
-    left, running, done = list(reversed(tries)), {}, []
+    left, done = list(reversed(tries)), []
+    running: dict[int, tuple[str, int, Path]] = {}
     while left or running:
         while left and len(running) < jobs:
             kind, number = left.pop()
             file = folder / f"{kind}-{number}.json"
             pid = os.fork()
             if pid == 0:
-                code = 1
-                try:
-                    file.write_text(json.dumps(asdict(attempt(ground, kind, number, seed, folder))), encoding="utf-8")
-                    code = 0
-                finally:
-                    os._exit(code) if code == 0 else _die()
+                _attempt_and_leave(ground, kind, number, seed, folder, file)
             running[pid] = kind, number, file
         pid, status = os.wait()
         kind, number, file = running.pop(pid)
@@ -85,12 +82,17 @@ def attempt_all(ground: trial.Ground, tries: list[tuple[str, int]], seed: int, f
     return sorted(done, key=lambda each: (list(KINDS).index(each.kind), each.number))
 
 
-def _die() -> None:
-    import traceback
-
-    traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(1)
+def _attempt_and_leave(ground: trial.Ground, kind: str, number: int, seed: int, folder: Path, file: Path) -> NoReturn:
+    """The whole life of a forked process: nothing of its parent's is cleaned up at its end."""
+    code = 1
+    try:
+        file.write_text(json.dumps(asdict(attempt(ground, kind, number, seed, folder))), encoding="utf-8")
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def summarize(done: list[Tried], seed: int) -> dict[str, Any]:

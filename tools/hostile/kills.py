@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import runs
-from .trial import CRASHED, Ground, Kind, Said, Verdict, find_error, judge_run, say, start, wait
+from .trial import CRASHED, Ground, Kind, Said, Verdict, find_error, judge_printed, judge_run, say, start, wait
 
 # of a whole run, roughly: the events that the interpreter tells of, and those of them that change files
 EVENTS = {"fresh": 75_000, "with a round more": 31_000}
@@ -37,13 +37,11 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
     what = f"{whom}: {signal.Signals(number_signal).name} at {'change' if writes else 'event'} {moment}"
     what = what if victim else "two at a time, none killed"
     what += f"; {'a round more for a finished run' if finished else 'a fresh run'}"
-    verdicts = []
-    for i, each in enumerate(started):
-        said = wait(each, idle=30.0)  # one may wait for the other
-        if victim and i == 0 and said.code != 0:
-            verdicts.append(judge_end(said))
-        else:
-            verdicts.append(judge_run(said, work / "run", expected))
+    ended = [wait(each, idle=30.0) for each in started]  # one may wait for the other
+    verdicts = [
+        judge_end(said) if victim and i == 0 and said.code != 0 else judge_printed(said, expected)
+        for i, said in enumerate(ended)
+    ]
     last = judge_run(say(words, work), work / "run", expected)
     if last.outcome == "refused":
         last = Verdict("lost", f"the same command does not go on: {last.why}")

@@ -76,6 +76,8 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 def judge(how: str, work: Path, said: Said, right: tuple[Numbers, int]) -> Verdict:
     """No number that the untouched files do not give, and none left out without a word."""
     verdict = judge_words(said)
+    if verdict and (work / "page.html").exists():
+        return Verdict("silent", f"a page is left, and it said: {verdict.why}")
     if verdict:
         return verdict
     try:

@@ -25,6 +25,7 @@ LIMIT = 90.0  # seconds for one command; those here take three on an idle core
 IDLE = 6.0  # seconds asleep in a row: it waits for something that never comes, such as a pipe's writer
 MEMORY = 3 << 30  # bytes that a command may take beyond what the package itself takes
 CRASHED = 70  # exit code of a command that ended with an exception
+TABLES = ("results", "std_over_seeds", "worst_client", "curves", "manifests")
 DAMAGE = re.compile(
     r"damaged|missing|not (?:known|readable|finished|complete|there)|unreadable|cannot|does not|differ", re.I
 )
@@ -233,28 +234,46 @@ def judge_run(said: Said, folder: Path, expected: dict[str, Any]) -> Verdict:
 
 def read_numbers(folder: Path, printed: str) -> dict[str, Any]:
     """All numbers of a run but times: what was printed, the files of results, and what is kept sample by sample."""
-    import numpy as np
     import pyarrow.parquet
 
+    from fedthe import records
+
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    tables = ("results", "std_over_seeds", "worst_client", "curves", "manifests")
-    summary, said = read_json(folder / "summary.json"), json.loads(printed)
+    summary = read_json(folder / "summary.json")
     samples: dict[str, Any] = {}
     for name in summary["answers"]:
         try:
-            with np.load(folder / "samples" / f"{name}.npz", allow_pickle=False) as kept:
-                samples[name] = {column: kept[column].tolist() for column in sorted(kept.files)}
+            kept = records.read_samples(folder / "samples" / f"{name}.npz")
         except Exception:  # one that cannot be read gives no wrong number; `fedthe report` is tried on it
-            samples[name] = None
-    rows = [_drop_time(json.loads(line)) for line in lines]
+            kept = {}
+        samples[name] = {column: kept[column].tolist() for column in sorted(kept)} or None
     return {
-        "rows": rows,
+        "rows": [_drop_time(json.loads(line)) for line in lines],
         "parquet": [_drop_time(row) for row in pyarrow.parquet.read_table(folder / "results.parquet").to_pylist()],
-        "summary": {name: summary[name] for name in tables},
-        "printed": {name: said[name] for name in tables},
+        "summary": {name: summary[name] for name in TABLES},
+        "printed": read_printed(printed),
         "passes": {name: [each["forward"], each["backward"]] for name, each in summary["costs"].items()},
         "samples": Samples(samples),
     }
+
+
+def read_printed(text: str) -> dict[str, Any]:
+    """The tables of `fedthe run --json`."""
+    value = json.loads(text)
+    return {name: value[name] for name in TABLES}
+
+
+def judge_printed(said: Said, expected: dict[str, Any]) -> Verdict:
+    """The same for what it printed alone: its files may be in the hands of another command by now."""
+    verdict = judge_words(said)
+    if verdict:
+        return verdict
+    try:
+        printed = read_printed(said.out)
+    except (ValueError, LookupError, TypeError) as error:
+        return Verdict("silent", f"exit 0, but what it printed cannot be read: {error}")
+    same = printed == expected["printed"]
+    return Verdict("same") if same else Verdict("silent", find_difference(expected["printed"], printed))
 
 
 class Samples(dict):  # type: ignore[type-arg]
@@ -268,7 +287,7 @@ class Samples(dict):  # type: ignore[type-arg]
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def _drop_time(row: dict[str, Any]) -> dict[str, Any]:
