@@ -23,6 +23,7 @@ GOOD = ("same", "refused", "redone")
 BAD = ("silent", "traceback", "hang", "lost")
 LIMIT = 90.0  # seconds for one command; those here take three on an idle core
 IDLE = 6.0  # seconds asleep in a row: it waits for something that never comes, such as a pipe's writer
+AWAKE = 0.3  # seconds of CPU meanwhile: its other threads work, and do more than draw progress bars
 MEMORY = 3 << 30  # bytes that a command may take beyond what the package itself takes
 CRASHED = 70  # exit code of a command that ended with an exception
 TABLES = ("results", "std_over_seeds", "worst_client", "curves", "manifests")
@@ -127,6 +128,7 @@ def start(words: Sequence[str], cwd: Path, before: Callable[[], object] | None =
 def wait(started: Started, limit: float = LIMIT, idle: float = IDLE) -> Said:
     """What the command said. One that takes too long, or sleeps for long, is ended by its process id."""
     began = awake = time.monotonic()
+    worked = 0.0  # seconds of CPU when it was last awake
     hung, ended, status = False, 0, 0
     words: dict[int, bytes] = {started.out: b"", started.err: b""}
     while not ended:
@@ -134,8 +136,9 @@ def wait(started: Started, limit: float = LIMIT, idle: float = IDLE) -> Said:
         for pipe in words:
             words[pipe] += _read_all(pipe)
         now = time.monotonic()
-        if not _is_asleep(started.pid):
-            awake = now
+        state, seconds = _look_at(started.pid)
+        if state != "S" or seconds - worked > AWAKE:
+            awake, worked = now, seconds
         if not ended and not hung and (now - began > limit or now - awake > idle):
             hung = True
             os.kill(started.pid, signal.SIGKILL)
@@ -159,13 +162,13 @@ def say(words: Sequence[str], cwd: Path, before: Callable[[], object] | None = N
     return wait(start(words, cwd, before))
 
 
-def _is_asleep(pid: int) -> bool:
-    """Whether all its threads wait; no telling where there is no /proc."""
-    states = []
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError, IndexError):  # a thread may end meanwhile
-            states.append(path.read_text().rpartition(")")[2].split()[0])
-    return bool(states) and set(states) == {"S"}
+def _look_at(pid: int) -> tuple[str, float]:
+    """The state of a process's main thread, and the seconds of CPU that all its threads have taken."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return "?", 0.0  # no telling where there is no /proc
 
 
 def _limit_memory() -> None:
