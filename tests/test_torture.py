@@ -132,6 +132,25 @@ def test_reports_are_judged(out, err, outcome, tmp_path):
     assert reports.judge(how, tmp_path, trial.Said(0, out, err), right).outcome == outcome
 
 
+MARKDOWN = "# run\n\nPercent right.\n\n|  | ooc | ms |\n| --- | ---: | ---: |\n| FedAvg | {} | {} |\n\n- {}\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "outcome"),
+    [
+        (("41.7 ± 1.0", "0.1", "a note"), "same"),
+        (("41.7 ± 1.0", "0.2", "a note"), "same"),  # a time
+        (("**41.7 ± 1.0**", "0.1", "a note"), "same"),
+        (("43.0 ± 0.0", "0.1", "a note"), "silent"),
+        (("43.0 ± 0.0", "0.1", "Seed 1 is left out: its file is damaged."), "refused"),
+    ],
+)
+def test_means_without_a_damaged_file_are_named(shown, outcome, tmp_path):
+    how = "report as md"
+    right = reports.read(how, tmp_path, trial.Said(0, MARKDOWN.format("41.7 ± 1.0", "0.1", "a note"), ""))
+    assert reports.judge(how, tmp_path, trial.Said(0, MARKDOWN.format(*shown), ""), right).outcome == outcome
+
+
 def test_settings_are_judged(tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "config.json").write_text(json.dumps({"rounds": 7, "lr": 0.1}))

@@ -54,7 +54,9 @@ def attempt(ground: trial.Ground, kind: str, number: int, seed: int, folder: Pat
     rng = random.Random(f"{seed}:{kind}:{number}")
     what, verdict = KINDS[kind].attempt(ground, rng, number, place)
     shutil.rmtree(place, ignore_errors=True)
-    what, why = (text.replace(str(place), "").replace(str(folder), "") for text in (what, verdict.why))
+    what, why = (
+        re.sub("|".join(map(re.escape, map(str, (place, folder, ROOT)))), "", text) for text in (what, verdict.why)
+    )
     return Tried(kind, number, verdict.outcome, what, why)
 
 

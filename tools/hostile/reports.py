@@ -74,7 +74,7 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 
 
 def judge(how: str, work: Path, said: Said, right: tuple[Numbers, int]) -> Verdict:
-    """No number that the untouched files do not give, and none left out without a word."""
+    """No number that the untouched files do not give, and none left out, without a word."""
     verdict = judge_words(said)
     if verdict and (work / "page.html").exists():
         return Verdict("silent", f"a page is left, and it said: {verdict.why}")
@@ -86,12 +86,12 @@ def judge(how: str, work: Path, said: Said, right: tuple[Numbers, int]) -> Verdi
         return Verdict("silent", f"exit 0, but what it wrote cannot be read: {error}")
     wrong, gone = numbers - right[0], right[0] - numbers
     said_so = said.sentences or complaints > right[1]
-    if wrong:
+    if wrong and ("csv" in how or not said_so):  # without a damaged file, means over the others are other means
         (where, value), _ = wrong.most_common(1)[0]
-        return Verdict("silent", f"{where} is {value}{' (it says that something is wrong)' if said_so else ''}")
+        return Verdict("silent", f"{where} is {value}")
     if gone and not said_so:
         return Verdict("silent", f"{next(iter(gone))[0]} is left out without a word")
-    return Verdict("refused", "what is damaged is left out, and named") if gone else Verdict("same")
+    return Verdict("refused", "what is damaged is left out, and named") if wrong or gone else Verdict("same")
 
 
 def read(how: str, work: Path, said: Said) -> tuple[Numbers, int]:
