@@ -28,7 +28,7 @@ MEMORY = 3 << 30  # bytes that a command may take beyond what the package itself
 CRASHED = 70  # exit code of a command that ended with an exception
 TABLES = ("results", "std_over_seeds", "worst_client", "curves", "manifests")
 DAMAGE = re.compile(
-    r"damaged|missing|unreadable|not (?:known|readable|there|whole)|left out|cannot be|another (?:name|version)|changed",
+    r"damaged|missing|unreadable|not (?:known|readable|there|whole)|left out|cannot be|another name|changed",
     re.IGNORECASE,
 )
 
