@@ -117,7 +117,7 @@ def lay_out(summary: dict[str, Any]) -> str:
     total: Counter[str] = Counter()
     for kind, counts in summary["counts"].items():
         total.update(counts)
-        lines.append(_write_row(f"{kind}: {KINDS[kind].about}", counts))
+        lines.append(_write_row(kind, counts))
     return "\n".join([*lines, _write_row("all", total)])
 
 

@@ -76,4 +76,4 @@ def _limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000 * size, 1000 * size))
 
 
-KIND = Kind("disks", "a disk that is full, and then has room again", 12, 2, attempt)
+KIND = Kind("disks", 12, 2, attempt)

@@ -305,4 +305,4 @@ ARRAYS: dict[str, tuple[str, Craft]] = {
     "an .npy file": ("refused", _instead(lambda path: path.write_bytes(_header("'<i8'", "(60,)") + bytes(480)))),
 }
 
-KIND = Kind("images", "crafted images and arrays", 80, 8, attempt)
+KIND = Kind("images", 80, 8, attempt)

@@ -79,4 +79,4 @@ def _is_write(given: tuple[Any, ...]) -> bool:
     return bool((isinstance(mode, str) and set(mode) & set("wxa+")) or (isinstance(flags, int) and flags & 3))
 
 
-KIND = Kind("kills", "SIGKILL and SIGTERM at any moment, and two commands at a time", 20, 4, attempt)
+KIND = Kind("kills", 20, 4, attempt)

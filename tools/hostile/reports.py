@@ -147,4 +147,4 @@ def _list_numbers(value: Any, where: str = "") -> list[tuple[str, str]]:
     return [pair for path, each in pairs for pair in _list_numbers(each, path)]
 
 
-KIND = Kind("reports", "runs and records, damaged, then reported, compared and watched", 400, 14, attempt, prepare)
+KIND = Kind("reports", 400, 14, attempt, prepare)

@@ -98,4 +98,4 @@ def list_files(work: Path) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-KIND = Kind("runs", "files of runs and caches, damaged", 500, 16, attempt)
+KIND = Kind("runs", 500, 16, attempt)

@@ -239,4 +239,4 @@ def _make_file(work: Path, rng: random.Random, number: int) -> tuple[str, str]:
     return path.name, ("a folder", "a FIFO", "a link to itself", "random bytes", "UTF-16")[way]
 
 
-KIND = Kind("settings", "random words and TOML files", 800, 20, attempt)
+KIND = Kind("settings", 800, 20, attempt)

@@ -57,7 +57,6 @@ class Verdict:
 @dataclass(frozen=True)
 class Kind:
     name: str
-    about: str
     long: int  # tries in the long form
     short: int  # tries in the short form
     attempt: Callable[[Ground, random.Random, int, Path], tuple[str, Verdict]]  # what was done, and what came of it
