@@ -160,6 +160,51 @@ def edit_answer(path: Path, rng: random.Random, others: list[Path]) -> str:
     return done
 
 
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1e308,
+    float("nan"),
+    float("inf"),
+    10**400,
+    "",
+    "\x1b[31m",
+    [],
+    {},
+    [[]],
+    {"": []},
+)
+
+
+def edit_json(path: Path, rng: random.Random, others: list[Path]) -> str:
+    """JSON that is whole, with a value of another kind somewhere, or one missing."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:
+        return zero_range(path, rng, others)
+    inner, key = value, rng.choice(_list_keys(value) or [0])
+    where = [key]
+    while rng.random() < 0.8 and isinstance(inner[key], dict | list) and inner[key]:
+        inner = inner[key]
+        key = rng.choice(_list_keys(inner))
+        where.append(key)
+    odd, done = rng.choice(ODD), ".".join(map(str, where))
+    if rng.random() < 0.3:
+        del inner[key]
+        done += " removed"
+    else:
+        inner[key] = odd
+        done += f" became {str(odd)[:20]!r}"
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return done
+
+
+def _list_keys(value: Any) -> list[Any]:
+    return sorted(value) if isinstance(value, dict) else list(range(len(value)))
+
+
 Damage = Callable[[Path, random.Random, list[Path]], str]
 WAYS: tuple[Damage, ...] = (
     flip_bit,
@@ -175,6 +220,7 @@ WAYS: tuple[Damage, ...] = (
     swap_pair,
     make_fifo,
     make_link,
+    edit_json,
 )
 
 
@@ -187,6 +233,8 @@ def damage(folder: Path, files: list[Path], rng: random.Random, number: int) -> 
         files = [file for file in files if file.suffix == ".safetensors"] or files
     elif way is swap_pair:
         files = [file for file in files if file.parent.name in ("trainings", "answers")] or files
+    elif way is edit_json:
+        files = [file for file in files if file.suffix == ".json"]
     kinds = sorted({_kind(file) for file in files})
     kind = rng.choice(kinds)
     path = rng.choice([file for file in files if _kind(file) == kind])

@@ -50,7 +50,7 @@ def list_commands(shown: str) -> list[str]:
 
 def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tuple[str, Verdict]:
     work = ground.copy(place / "work")
-    is_run = number % 2 == 0
+    is_run = rng.random() < 0.6
     shown, name = "run", rng.choice(RECORDS)
     if is_run:
         shutil.copytree(work / "run", work / "untouched", symlinks=True)
@@ -63,7 +63,7 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
     how = rng.choice(list_commands(shown))
     words = [word.format(shown) for word in COMMANDS[how]]
     right = ground.expected[how, shown]
-    done, spare = damage.damage(work, files, rng, number // 2)
+    done, spare = damage.damage(work, files, rng, number)
     before = take_stock(work)
     said = say(words, work)
     verdict = judge(how, work, said, right)
