@@ -154,12 +154,15 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
     file, text = "case.toml", BASE
     if number % 4 == 0:
         file, text = _make_file(work, rng, number)
+    else:
+        (work / file).write_text(text, encoding="utf-8")
     while len(words) < rng.randrange(1, 5) or (file == "case.toml" and text == BASE and not words):
         words.append(_draw_word(rng))
     if rng.random() < 0.05:
         words.append(rng.choice(["--nothing", "-", "--", "-o", "--json=3"]))
-    command = rng.choice([["run", file], ["run", file], ["run", file], ["table", "main-dir0.1", "--plan", "out=new"]])
-    if command[0] == "table":  # it has its dataset, and --plan runs nothing
+    command = ["run", file]
+    if number % 4 == 1:  # it has its dataset, and --plan runs nothing
+        command = ["table", "main-dir0.1", "--plan", "out=new"]
         words = [word for word in words if not word.startswith(("dataset=", "natural=", "out="))]
     said = say([*command, *words], work, before=stop_before_training)
     shown = " ".join(repr(word)[:80] for word in [*command, *words])
