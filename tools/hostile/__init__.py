@@ -1,0 +1,1 @@
+"""Kinds of hostile tries for tools/torture.py: one module per kind, each with `KIND`."""

@@ -1,0 +1,150 @@
+"""Folders of runs and records of tables are damaged; then they are reported, compared and watched."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import random
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from . import damage, runs
+from .trial import DAMAGE, Ground, Kind, Said, Verdict, find_loss, judge_words, say, take_stock
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ("main-dir0.1", "train-size0.5-dir0.1", "severity-corrupted-dir1", "corrupted-ooc-cnn-dir0.1")
+DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
+TIMES = ("ms", "ms_per_sample", "seconds", "time")
+COMMANDS = {
+    "report as csv": ("report", "{}", "--format", "csv"),
+    "report as md": ("report", "{}", "--format", "md"),
+    "report as html": ("report", "{}", "--out", "page.html"),
+    "compare": ("compare", "untouched", "{}", "--json"),
+    "watch": ("watch", "{}", "--once"),
+}
+Numbers = Counter[tuple[str, str]]
+
+
+def prepare(ground: Ground, place: Path) -> None:
+    """What every command shows of every untouched run and record."""
+    work = ground.copy(place / "work")
+    shutil.copytree(work / "run", work / "untouched", symlinks=True)
+    for shown in ("run", *(f"{name}.json" for name in RECORDS)):
+        if shown != "run":
+            (shutil.rmtree if (work / "untouched").is_dir() else os.unlink)(work / "untouched")
+            shutil.copyfile(ROOT / "results" / shown, work / shown)
+            shutil.copyfile(ROOT / "results" / shown, work / "untouched")
+        for how in list_commands(shown):
+            ground.expected[how, shown] = read(how, work, say([word.format(shown) for word in COMMANDS[how]], work))
+    shutil.rmtree(work)
+
+
+def list_commands(shown: str) -> list[str]:
+    return [how for how in COMMANDS if shown == "run" or how != "watch"]
+
+
+def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tuple[str, Verdict]:
+    work = ground.copy(place / "work")
+    is_run = rng.random() < 0.6
+    shown, name = "run", rng.choice(RECORDS)
+    if is_run:
+        shutil.copytree(work / "run", work / "untouched", symlinks=True)
+        files = runs.list_files(work)
+    else:
+        shown = f"{name}.json"
+        shutil.copyfile(ROOT / "results" / shown, work / shown)
+        shutil.copyfile(ROOT / "results" / shown, work / "untouched")
+        files = [work / shown]
+    how = rng.choice(list_commands(shown))
+    words = [word.format(shown) for word in COMMANDS[how]]
+    right = ground.expected[how, shown]
+    done, spare = damage.damage(work, files, rng, number)
+    before = take_stock(work)
+    said = say(words, work)
+    verdict = judge(how, work, said, right)
+    if verdict.outcome in ("same", "refused"):
+        lost = find_loss(before, take_stock(work), spare | {"page.html"}, refused=True)
+        verdict = Verdict("lost", lost) if lost else verdict
+    return f"{done}; {how}", verdict
+
+
+def judge(how: str, work: Path, said: Said, right: tuple[Numbers, int]) -> Verdict:
+    """No number that the untouched files do not give, and none left out, without a word."""
+    verdict = judge_words(said)
+    if verdict and (work / "page.html").exists():
+        return Verdict("silent", f"a page is left, and it said: {verdict.why}")
+    if verdict:
+        return verdict
+    try:
+        numbers, complaints = read(how, work, said)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        return Verdict("silent", f"exit 0, but what it wrote cannot be read: {error}")
+    wrong, gone = numbers - right[0], right[0] - numbers
+    said_so = said.sentences or complaints > right[1]
+    if wrong and ("csv" in how or not said_so):  # without a damaged file, means over the others are other means
+        (where, value), _ = wrong.most_common(1)[0]
+        return Verdict("silent", f"{where} is {value}")
+    if gone and not said_so:
+        return Verdict("silent", f"{next(iter(gone))[0]} is left out without a word")
+    return Verdict("refused", "what is damaged is left out, and named") if wrong or gone else Verdict("same")
+
+
+def read(how: str, work: Path, said: Said) -> tuple[Numbers, int]:
+    """All numbers but times that a command showed, by where they stand; and how often it speaks of damage."""
+    text = (work / "page.html").read_text(encoding="utf-8") if "html" in how else said.out
+    found: Numbers = Counter()
+    if "csv" in how:
+        for *where, percent in csv.reader(io.StringIO(text)):
+            found[", ".join(where), percent] += 1
+    elif "md" in how:
+        found.update(_read_markdown(text))
+    elif "html" in how:
+        data = DATA.search(text)
+        found.update(_list_numbers(json.loads(data[1])["runs"] if data else None))
+        text = text[: data.start()] if data else text  # what plotly says of damage is not ours
+        text = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    elif how == "compare":
+        found.update(_list_numbers(json.loads(text)))
+    else:
+        table = text.partition("percent right")[2].split("\n\n")[0]
+        lines = [line.split() for line in table.splitlines() if re.search(r"\d\.\d", line)]
+        found.update((f"{name} {i}", number) for name, *numbers in lines for i, number in enumerate(numbers))
+    return found, len(DAMAGE.findall(text + said.err))
+
+
+def _read_markdown(text: str) -> list[tuple[str, str]]:
+    found, head, title = [], [""], ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = [cell.strip().strip("*") for cell in line.strip("|").split("|")]
+            if cells[0] == "":
+                head = cells
+            elif not cells[0].startswith("-"):
+                found += [
+                    (f"{title[:20]}: {cells[0]}, {column}", cell)
+                    for column, cell in zip(head[1:], cells[1:], strict=True)
+                    if column not in TIMES
+                ]
+        elif line and not line.startswith("- "):
+            title = line
+            found += [(line.partition(".")[0][:20], number) for number in re.findall(r"\d[\d.]*", line)]
+    return found
+
+
+def _list_numbers(value: Any, where: str = "") -> list[tuple[str, str]]:
+    """Every number of a JSON value and its path, without times."""
+    if isinstance(value, dict):
+        pairs = [(f"{where}.{key}", each) for key, each in value.items() if key not in TIMES]
+    elif isinstance(value, list):
+        pairs = [(f"{where}[{i}]", each) for i, each in enumerate(value)]
+    else:
+        return [(where, repr(value))] if isinstance(value, int | float) else []
+    return [pair for path, each in pairs for pair in _list_numbers(each, path)]
+
+
+KIND = Kind("reports", 400, 14, attempt, prepare)
