@@ -117,7 +117,7 @@ def test_watch_shows_a_run_that_is_over(fedthe, ran):
         (["report", "nothing", "-o", "."], "is a folder"),
         (["compare", "nothing", "nothing"], "does not exist"),
         (["watch", "nothing"], "there is no folder nothing"),
-        (["watch", "."], "no run that can be watched"),
+        (["watch", "."], "holds no run"),
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence(fedthe, arguments, says, tmp_path, monkeypatch):

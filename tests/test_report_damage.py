@@ -19,7 +19,7 @@ import pytest
 RESULTS = Path(__file__).parents[1] / "results"
 FIGURES = ("alpha-beta", "interpolation-heads", "curves-dir0.1")
 COLUMNS = {"corrupted_ooc"}  # of the record
-RUN = {"dataset": "glyphs", "size": 24, "clients": 3, "rounds": 2, "curve": [1], "local_epochs": 1, "batch": 256}
+RUN = {"clients": 3, "rounds": 2, "curve": [1], "local_epochs": 1, "samples": 3, "seeds": [0, 1]}
 STRANGE = (
     None,
     True,
@@ -50,9 +50,15 @@ STRANGE = (
 
 def make_files(folder):
     """What the commands read: a run, another one to compare it with, a record of a table, and figures."""
+    import numpy as np
+
     import fedthe
 
-    fedthe.run(**RUN, samples=3, out=folder / "run", methods=["fedavg", "fedthe"], seeds=[0, 1])
+    rng, labels = np.random.default_rng(0), np.arange(150) % 3
+    for name in ("own", "shifted"):
+        np.savez(folder / f"{name}.npz", images=rng.integers(0, 256, (150, 16, 16, 3), dtype=np.uint8), labels=labels)
+    data = {"dataset": f"npz:{folder / 'own.npz'}", "natural": f"npz:{folder / 'shifted.npz'}"}
+    fedthe.run(**RUN, **data, out=folder / "run", methods=["fedavg", "fedthe"])
     shutil.copytree(folder / "run", folder / "other")
     (folder / "records" / "figures").mkdir(parents=True)
     shutil.copy(RESULTS / "corrupted-ooc-cnn-dir1.json", folder / "records")

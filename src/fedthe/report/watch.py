@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..live import SILENCE, Live, Step, count_trainings, read_progress
 from ..text import clean
 from .shapes import COUNT, PERCENT, Text, check
-from .wrong import explain
+from .wrong import RUN, explain
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -42,7 +42,7 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
     from rich.live import Live as Screen
 
     if folder.exists() and not (folder / "progress.json").exists() and not (folder / "config.json").exists():
-        raise InputError(explain(folder))
+        raise InputError(explain(folder, RUN))
     if once or not console.is_terminal:
         console.print(show(read_progress(folder), folder, time.time()))
         return

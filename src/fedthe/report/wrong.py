@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WANTED = "name the folder of a run, such as runs/quick, or a record of `fedthe table --save`"
+RUN = "name the folder of a run, such as runs/quick"
+RUN_OR_RECORD = f"{RUN}, or a record of `fedthe table --save`"
 
 
-def explain(path: Path) -> str:
+def explain(path: Path, wanted: str = RUN_OR_RECORD) -> str:
     """Why there is nothing to show at `path`, and the way out. It opens nothing, for a pipe would be waited for."""
     if path.is_dir():
-        return _explain_folder(path)
+        return _explain_folder(path, wanted)
     if path.is_file():
-        return _explain_file(path)
+        return _explain_file(path, wanted)
     if not path.exists():
-        return f"{path} does not exist; {WANTED}."
-    return f"{path} is neither a file nor a folder; {WANTED}."
+        return f"{path} does not exist; {wanted}."
+    return f"{path} is neither a file nor a folder; {wanted}."
 
 
-def _explain_folder(path: Path) -> str:
+def _explain_folder(path: Path, wanted: str) -> str:
     runs = sorted(each.parent for each in path.glob("*/config.json"))
     if runs:
         more = ", ..." if len(runs) > 3 else ""
@@ -27,14 +28,14 @@ def _explain_folder(path: Path) -> str:
     if (path.parent / "config.json").is_file():
         return f"{path} is a part of a run; name the folder of the run, {path.parent}."
     if not any(path.iterdir()):
-        return f"{path} is an empty folder: it holds no run and no record; {WANTED}."
-    return f"{path} holds no run and no record of a table or a figure; {WANTED}."
+        return f"{path} is an empty folder: it holds no run and no record; {wanted}."
+    return f"{path} holds no run and no record of a table or a figure; {wanted}."
 
 
-def _explain_file(path: Path) -> str:
+def _explain_file(path: Path, wanted: str) -> str:
     if path.suffix == ".toml":
         return f"{path} is a config, not a run; `fedthe run {path}` makes a run of it, and says in which folder."
     for folder in (path.parent, path.parent.parent):
         if (folder / "config.json").is_file():
             return f"{path} is a part of a run; name the folder of the run, {folder}."
-    return f"{path} holds no run and no record of a table or a figure; {WANTED}."
+    return f"{path} holds no run and no record of a table or a figure; {wanted}."
