@@ -336,6 +336,26 @@ def test_damage_is_left_out_or_refused(files, tmp_path, monkeypatch):
     assert 0.2 < shown / sum(asked for _, _, asked in outcomes) < 0.9  # both happen
 
 
+def test_damage_that_the_long_form_found(files, tmp_path, monkeypatch):
+    """A number of too many digits, and a column of samples that is shorter than the others."""
+    import numpy as np
+
+    monkeypatch.setattr("fedthe.report.page._load_plotly", str)
+    folder = tmp_path / "files"
+    shutil.copytree(files, folder)
+    out = tmp_path / "out" / "out.html"
+    out.parent.mkdir()
+    for path in (folder / "run" / "samples").iterdir():
+        with np.load(path) as file:
+            arrays = {name: each[:-1] if name.endswith("/label") else each for name, each in file.items()}
+        np.savez(path, **arrays)
+    assert look(folder, "report", out)
+    assert "Not known sample by sample: fedavg, seed 0" in out.read_text(encoding="utf-8")
+    path = folder / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"dirichlet": 10**400}))
+    assert not look(folder, "report", out)
+
+
 def run_long(number, first=0):
     """Every mutation, whatever happens; prints those that are not as they must be, and the counts."""
     import collections

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import random
 import re
 import shutil
@@ -17,14 +16,14 @@ from . import damage, runs
 from .trial import DAMAGE, Ground, Kind, Said, Verdict, find_loss, judge_words, say, take_stock
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ("main-dir0.1", "train-size0.5-dir0.1", "severity-corrupted-dir1", "corrupted-ooc-cnn-dir0.1")
+RECORDS = ("main-dir0.1.json", "train-size0.5-dir0.1.json", "severity-corrupted-dir1.json", "arch-cct4.json")
 DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 TIMES = ("ms", "ms_per_sample", "seconds", "time")
 COMMANDS = {
     "report as csv": ("report", "{}", "--format", "csv"),
     "report as md": ("report", "{}", "--format", "md"),
     "report as html": ("report", "{}", "--out", "page.html"),
-    "compare": ("compare", "untouched", "{}", "--json"),
+    "compare": ("compare", "{other}", "{}", "--json"),
     "watch": ("watch", "{}", "--once"),
 }
 Numbers = Counter[tuple[str, str]]
@@ -33,40 +32,44 @@ Numbers = Counter[tuple[str, str]]
 def prepare(ground: Ground, place: Path) -> None:
     """What every command shows of every untouched run and record."""
     work = ground.copy(place / "work")
-    shutil.copytree(work / "run", work / "untouched", symlinks=True)
-    for shown in ("run", *(f"{name}.json" for name in RECORDS)):
-        if shown != "run":
-            (shutil.rmtree if (work / "untouched").is_dir() else os.unlink)(work / "untouched")
-            shutil.copyfile(ROOT / "results" / shown, work / shown)
-            shutil.copyfile(ROOT / "results" / shown, work / "untouched")
+    for shown in ("run", *RECORDS):
+        add_untouched(work, shown)
         for how in list_commands(shown):
-            ground.expected[how, shown] = read(how, work, say([word.format(shown) for word in COMMANDS[how]], work))
+            said = say(list_words(how, shown), work)
+            right = read(how, work, said)
+            if said.code != 0 or not right[0]:
+                raise SystemExit(f"{how} of an untouched {shown} shows nothing to compare with: {said.err}")
+            ground.expected[how, shown] = right
     shutil.rmtree(work)
+
+
+def add_untouched(work: Path, shown: str) -> None:
+    """The record, if it is one, and a copy to compare it with."""
+    if shown == "run":
+        shutil.copytree(work / "run", work / "untouched", symlinks=True)
+    else:
+        for name in (shown, "untouched.json"):
+            shutil.copyfile(ROOT / "results" / shown, work / name)
 
 
 def list_commands(shown: str) -> list[str]:
     return [how for how in COMMANDS if shown == "run" or how != "watch"]
 
 
+def list_words(how: str, shown: str) -> list[str]:
+    other = "untouched" if shown == "run" else "untouched.json"
+    return [word.format(shown, other=other) for word in COMMANDS[how]]
+
+
 def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tuple[str, Verdict]:
     work = ground.copy(place / "work")
-    is_run = rng.random() < 0.6
-    shown, name = "run", rng.choice(RECORDS)
-    if is_run:
-        shutil.copytree(work / "run", work / "untouched", symlinks=True)
-        files = runs.list_files(work)
-    else:
-        shown = f"{name}.json"
-        shutil.copyfile(ROOT / "results" / shown, work / shown)
-        shutil.copyfile(ROOT / "results" / shown, work / "untouched")
-        files = [work / shown]
+    shown = "run" if rng.random() < 0.6 else rng.choice(RECORDS)
+    add_untouched(work, shown)
     how = rng.choice(list_commands(shown))
-    words = [word.format(shown) for word in COMMANDS[how]]
-    right = ground.expected[how, shown]
+    files = runs.list_files(work) if shown == "run" else [work / shown]
     done, spare = damage.damage(work, files, rng, number)
     before = take_stock(work)
-    said = say(words, work)
-    verdict = judge(how, work, said, right)
+    verdict = judge(how, work, say(list_words(how, shown), work), ground.expected[how, shown])
     if verdict.outcome in ("same", "refused"):
         lost = find_loss(before, take_stock(work), spare | {"page.html"}, refused=True)
         verdict = Verdict("lost", lost) if lost else verdict

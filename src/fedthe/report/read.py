@@ -127,7 +127,7 @@ def read_run(folder: Path) -> Found:
         _check_tables(results, summary)
         for scores in (cells for curve in results.curves.values() for cells in curve.values()):
             check({test: list(cell) for test, cell in scores.items()}, {str: [Maybe(PERCENT)]}, "curves")
-    except (InputError, Damaged, RecursionError) as error:
+    except (InputError, Damaged, RecursionError, OverflowError) as error:  # the last of a number of many digits
         again = "" if isinstance(error, InputError) else "; run it again, which trains nothing anew"
         raise InputError(f"{folder}: {flatten(error, 400).rstrip('.')}{again}.") from None
     try:
@@ -230,13 +230,17 @@ def _fits_row(name: str, array: np.ndarray, samples: Samples, rows: Mapping[str,
         return False
     if column == "right":
         answers, labels = (samples.get(f"{place}/{each}") for each in ("answer", "label"))
-        agree = answers is None or labels is None or np.array_equal(array, answers == labels)
+        agree = answers is None or labels is None or _is_right(array, answers, labels)
         return array.dtype == np.bool_ and int(array.sum()) == row.right and agree
     if column == "e":
         return array.dtype.kind == "f" and bool(((array >= 0) & (array <= 1)).all())
     if column not in INTEGERS:
         return False
     return array.dtype.kind in "iu" and bool(((array >= 0) & (array < 2**31)).all())
+
+
+def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> bool:
+    return right.shape == answers.shape == labels.shape and np.array_equal(right, answers == labels)
 
 
 def read_examples(results: Results) -> dict[str, np.ndarray]:
@@ -268,7 +272,7 @@ def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
     try:
         value = store.unseal(path, value)
         return _check_figure(value) if is_figure else _check_table(value)
-    except (Damaged, InputError, RecursionError) as error:
+    except (Damaged, InputError, RecursionError, OverflowError) as error:
         kind = "figure" if is_figure else "table"
         why = flatten(hide_secrets(str(error)), 300).rstrip(".")
         raise InputError(f"{path} is no whole record of a {kind} ({why}); `fedthe {kind}` makes it again.") from None
