@@ -112,9 +112,7 @@ class Clients:
         is now the one and now the other is kept as own."""
         index = self._check_ids(ids)
         if len(set(index.tolist())) < len(index) or round < 0:
-            raise InputError(
-                f"a put needs distinct clients and a round from 0, not {quote(list(ids))} and {round}."
-            )
+            raise InputError(f"a put needs distinct clients and a round from 0, not {quote(list(ids))} and {round}.")
         if not len(index):
             return self
         if self.layout is not None and links.keys() != self.layout.links.keys():
