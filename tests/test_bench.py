@@ -77,9 +77,8 @@ def test_a_round_needs_what_is_counted_by_hand():
 
 
 def test_an_answer_needs_what_is_counted_by_hand():
-    smoothing = 64  # the history of features, 1 x 1 by 1 x 64
     plain = bench.need_of_answer(FedTHE(CNN(10)), samples_of_client=100)
-    assert plain.flops == 2 * (BODY + 2 * HEAD + smoothing)
+    assert plain.flops == 2 * (BODY + 2 * HEAD)
     deployed = PARAMS + HEAD + 2 * 64  # a second head, and two descriptors
     assert plain.bytes == 32 * 32 * 3 + 4 * deployed / 100
     tuned = bench.need_of_answer(FedTHEPlus(CNN(10)), samples_of_client=100)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from fedthe import store
 from fedthe.data import download, fetch, package
 from fedthe.data.download import follow
 from fedthe.data.fetch import RECIPES, Debian, Http, can_be_trusted
@@ -314,7 +315,7 @@ def test_leftovers_are_swept(server: Server, home: Path, monkeypatch: pytest.Mon
     recipe = replace(RECIPES["tiny_imagenet"], origins=(Http((f"{server.url}/tiny-imagenet-200.zip",)),))
     monkeypatch.setitem(RECIPES, "tiny_imagenet", replace(recipe, check=lambda path: None))
     server.answers = [whole(b"zip")]
-    with fetch._alone(downloads / "mnist.lock"):  # another process is at work there
+    with store.hold(downloads / "mnist.lock"):  # another process is at work there
         fetch.fetch("tiny_imagenet", source="http")
     assert [path.exists() for path in (old, new, killed, running)] == [False, True, False, True]
 

@@ -108,7 +108,7 @@ def test_facts_and_answers_that_make_no_sense_are_made_again(data, tmp_path):
     (answers,), (facts,) = out.glob("answers/*.json"), out.glob("trainings/*.json")
     answers.write_text('{"method": 1, "rows": [{}], "costs": {}}')
     facts.write_text("[1]")
-    with pytest.warns(UserWarning, match="is damaged"):
+    with pytest.warns(UserWarning, match="is not sealed"):
         assert fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL).table() == first.table()
     for keep in ([0], [2, 2]):
         with pytest.raises(InputError, match="keep must name rounds from 1"):

@@ -12,8 +12,7 @@ from PIL import Image
 
 from fedthe import tree
 from fedthe.config import make_config
-from fedthe.engine.visit import Failed
-from fedthe.errors import InputError
+from fedthe.errors import Failed, InputError
 from fedthe.experiment import deploy_all, run
 from fedthe.study import figures
 from fedthe.study.figures import FIGURES, WEIGHTS, compare_speed, draw_figure, find_figure, measure_figure, pick_rounds

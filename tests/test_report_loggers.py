@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from fedthe import store
 from fedthe.errors import InputError
 from fedthe.report.data import BINS, Cost, Losses, Page
 from fedthe.report.gather import gather
@@ -387,6 +388,9 @@ def ran_before(fedthe, data, tmp_path):
     path = folder / "environment.json"
     known = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(known | {"command": "fedthe run x.toml --mlflow http://me:hunter22@host"}))
+    summary = store.read_sealed(folder / "summary.json")
+    files = summary["files"] | {path.name: store.file_hash(path)}
+    store.write_sealed(folder / "summary.json", summary | {"files": files})
     return folder
 
 

@@ -189,7 +189,7 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert fedthe("table", "--all", "--show", "results").out == shown
     assert "results/main-dir1.json does not exist" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
     (tmp_path / "results" / "main-dir1.json").write_text("{}")
-    assert "is no record of main-dir1" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
+    assert "results/main-dir1.json is not sealed" in fedthe("table", "main-dir1", "--show", "results", exits=2).err
     trained = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()}
     other = fedthe("table", "corrupted-ooc-cnn-dir0.1", *asked[2:])
     assert "corr. ooc" in other.out
@@ -228,7 +228,7 @@ def test_bad_words_are_refused(words, says, fedthe, tmp_path, monkeypatch):
 def test_a_table_of_which_nothing_could_be_measured_is_refused(data, tmp_path):
     table = find_table("main-dir0.1")
     cases = plan_cases(table, ["fedavg"], out=str(tmp_path / "r"), lr=1e30, **data, **SMALL)
-    with pytest.raises(InputError, match=r"nothing of main-dir0\.1 could be measured: .* not finite"):
+    with pytest.raises(InputError, match=r"nothing of main-dir0\.1 could be measured: .* can be computed with"):
         make_record_of(table, cases)
 
 
@@ -298,10 +298,10 @@ def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     assert "did you mean weights?" in fedthe("figure", "weight", exits=2).err
     assert "name a figure" in fedthe("figure", "--redraw", exits=2).err
     (tmp_path / "figures/leak.json").write_text('{"id": "leak"}')
-    assert "does not hold leak" in fedthe("figure", "leak", "--redraw", exits=2).err
+    assert "figures/leak.json is not sealed" in fedthe("figure", "leak", "--redraw", exits=2).err
     assert "and another" in fedthe("figure", "gains", *words, "methods=fedavg_ft", exits=2).err
     said = fedthe("figure", "leak", *words, "seeds=0", "methods=fedavg", "lr=1e30", exits=1).err
-    assert said.splitlines()[-1] == "fedthe: an answer to 0/original/0 is not finite."
+    assert "more than can be computed with" in said.splitlines()[-1]
     assert "Traceback" not in said
     assert "interpolation-heads" in fedthe("figure").out
 

@@ -131,9 +131,7 @@ def test_a_cached_array_changed_with_all_checksums_of_the_archive_right_is_made_
         assert store.cached("kind", "key", lambda: {"a": np.arange(9)})["a"].tolist() == list(range(9))
 
 
-@pytest.mark.parametrize(
-    "name", ["summary.json", "results.jsonl", "config.json", "environment.json", "manifest-1.json"]
-)
+@pytest.mark.parametrize("name", ["summary.json", "results.jsonl", "config.json", "environment.json"])
 def test_results_that_were_edited_are_not_read_as_those_of_the_run(name, done):
     results, again = done
     assert experiment.read_results(results.folder).table() == results.table()
@@ -145,6 +143,16 @@ def test_results_that_were_edited_are_not_read_as_those_of_the_run(name, done):
         experiment.read_results(results.folder)
     assert again().table() == results.table()
     assert experiment.read_results(results.folder).table() == results.table()
+
+
+def test_a_record_may_be_called_otherwise_but_not_changed(tmp_path):
+    store.write_sealed(tmp_path / "main.json", {"id": "main", "rows": [1]})
+    (tmp_path / "main.json").rename(tmp_path / "old.json")
+    assert store.read_sealed(tmp_path / "old.json") == {"id": "main", "rows": [1]}
+    text = (tmp_path / "old.json").read_text()
+    (tmp_path / "old.json").write_text(text.replace('"id": "main"', '"id": "other"'))
+    with pytest.raises(Damaged, match="is main under another name"):
+        store.read_sealed(tmp_path / "old.json")
 
 
 def test_a_sealed_file_says_what_is_wrong_with_it(tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fedthe import store
 from fedthe.errors import InputError
 from fedthe.live import FILE, SILENCE, Live, Recorder, Step
 from fedthe.report import watch as watching
@@ -43,7 +44,7 @@ def write_answer(folder, method, seed, percents):
         for client, percent in enumerate(clients)
     ]
     (folder / "answers").mkdir(exist_ok=True)
-    (folder / "answers" / f"{method}-{seed}-x.json").write_text(json.dumps({"method": method, "rows": rows}))
+    store.write_sealed(folder / "answers" / f"{method}-{seed}-x.json", {"method": method, "rows": rows})
     return f"{method}-{seed}-x"
 
 
@@ -233,8 +234,9 @@ def test_no_run_is_refused(tmp_path):
 
 
 SCRIPT = """
-import json, sys, time
+import sys, time
 from pathlib import Path
+from fedthe import store
 from fedthe.live import recording
 from fedthe.progress import tell
 
@@ -244,9 +246,8 @@ with recording(folder, trainings=1, answers=1) as recorder:
         tell("training fedavg", done, 15, f"loss {1 / done:.3f}")
         time.sleep(0.1)
     tell("testing fedavg", 0, 2)
-    (folder / "answers").mkdir()
     rows = [{"method": "fedavg", "seed": 0, "test": "ooc", "client": k, "accuracy": 12.5 + 50 * k} for k in range(2)]
-    (folder / "answers" / "fedavg-0-x.json").write_text(json.dumps({"rows": rows}))
+    store.write_sealed(folder / "answers" / "fedavg-0-x.json", {"rows": rows})
     recorder.add_answer("fedavg-0-x")
     tell("testing fedavg", 2, 2)
     if sys.argv[2:]:

@@ -324,8 +324,8 @@ def read_results(folder: Path) -> Results:
     if summary is None:
         raise InputError(f"{folder} holds a run that is not finished; the command that began it goes on with it.")
     try:
-        for name, digest in summary["files"].items():
-            if store.file_hash(folder / Path(name).name) != digest:
+        for name in ("results.jsonl", "config.json", "environment.json"):
+            if store.file_hash(folder / name) != summary["files"][name]:
                 raise ValueError(f"{name} was changed")
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
         return Results(

@@ -95,13 +95,15 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
         part.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
+SEALED = 1  # in the names of cached files: those of versions that did not seal them are left alone
 # A sealed file carries its id, which is its name, and a hash of both and its content. So a file that was damaged,
 # edited, or copied over another is noticed when it is read.
 
 
 def write_sealed(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
-    """A JSON object, sealed."""
-    write_json(path, {**value, "seal": [path.stem, _seal(path.stem, value)]}, indent)
+    """A JSON object, sealed. One that has an id of its own may be called otherwise later."""
+    id = str(value.get("id", path.stem))
+    write_json(path, {**value, "seal": [id, _seal(id, value)]}, indent)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
@@ -122,7 +124,7 @@ def unseal(path: Path, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("seal"), list):
         raise Damaged(f"{path} is not sealed: it was damaged, or made by hand or by an earlier version.")
     content = {key: part for key, part in value.items() if key != "seal"}
-    _check_seal(path, path.stem, tuple(value["seal"]), content)
+    _check_seal(path, str(content.get("id", path.stem)), tuple(value["seal"]), content)
     return content
 
 
@@ -226,7 +228,7 @@ def content_hash(*parts: object) -> str:
 
 def cached(kind: str, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays stored under `key`, or those that `make` gives, stored. A damaged file is made again."""
-    path = home() / "cache" / f"{kind}-{key[:32]}.npz"
+    path = home() / "cache" / f"{kind}-{key[:32]}-{SEALED}.npz"
     try:
         return read_arrays(path)
     except Damaged as error:
