@@ -136,7 +136,8 @@ def write_anything(stream: IO[str] | None) -> None:
     """Let a stream write what its encoding cannot in other characters: no text is a reason to fail."""
     codecs.register_error("fedthe", _replace)
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="fedthe")
+        with suppress(OSError, ValueError):  # what it leads to has been exchanged for a pipe, or is closed
+            stream.reconfigure(errors="fedthe")
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
