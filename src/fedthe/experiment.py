@@ -176,6 +176,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     config = make_config((config.as_dict() if config else {}) | settings)
     began, folder = time.perf_counter(), config.folder
     methods, works = _prepare(config)
+    _check_places(folder, config)
     earlier = _keep_earlier(folder, config)
     about = {
         "config.json": config.as_dict(),
@@ -228,6 +229,16 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     return results
 
 
+RESULTS = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
+
+
+def _check_places(folder: Path, config: Config) -> None:
+    """What cannot be written is refused before any work, and before a part of the results is replaced."""
+    for name in (*RESULTS, *(f"manifest-{seed}.json" for seed in config.seeds)):
+        if (folder / name).is_dir():
+            raise InputError(f"{folder / name} is a folder, where a file of the run belongs; move it away.")
+
+
 def _keep_earlier(folder: Path, config: Config) -> Path | None:
     """Results of other settings go to a folder of their own; the path of it. What they came from stays where it is."""
     try:
@@ -238,7 +249,7 @@ def _keep_earlier(folder: Path, config: Config) -> Path | None:
         return None
     place = folder / "earlier" / store.file_hash(folder / "config.json")[:8]
     store.make_folder(place)
-    names = ("config.json", "environment.json", "results.jsonl", "results.parquet", "trainings.json", "report.html")
+    names = ("report.html", *RESULTS[:-1])
     for path in (*(folder / name for name in names), *folder.glob("manifest-*.json"), folder / "summary.json"):
         if path.exists():
             os.replace(path, place / path.name)
@@ -563,12 +574,15 @@ class _Checkpoint:
             return float((store.read_sealed(self.facts) or {}).get("seconds", 0.0))
         except Damaged as error:
             warnings.warn(f"{error} How long the training took so far is not known.", stacklevel=2)
-            self.facts.unlink()
+            self._note(records.read_round(self.path), 0.0)
             return 0.0
 
     def save(self, reached: Progress, seconds: float) -> None:
         records.save_progress(self.path, reached)
-        store.write_sealed(self.facts, {**self.about, "rounds": reached.round, "seconds": seconds})
+        self._note(reached.round, seconds)
+
+    def _note(self, rounds: int, seconds: float) -> None:
+        store.write_sealed(self.facts, {**self.about, "rounds": rounds, "seconds": seconds})
 
 
 def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> list[Progress | Failed]:
