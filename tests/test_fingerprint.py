@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedthe.fingerprint import fingerprint
+from fedthe.fingerprint import _is_library, fingerprint
 from fedthe.methods import METHODS, STUDIES
 from fedthe.methods.base import Method
 from fedthe.nets.cnn import CNN
@@ -166,3 +166,120 @@ def test_the_word_on_answers_from_disk(data, tmp_path, fedthe):
     assert "from disk" not in said.out
     said = fedthe("run", path, f"out={tmp_path / 'run'}", "methods=fedavg,memo_g")
     assert "1 of 2 answers came from disk" in said.out
+
+
+HELPED = """
+import functools, types, collections
+from dataclasses import dataclass
+import torch
+{imports}
+from fedthe.methods.base import Answers, Predictor
+class Holder:
+    def __init__(self, value):
+        self.value = value
+    def get(self, x):
+        return x * self.value
+def plain(x, by=1.0):
+    return x * by
+@functools.lru_cache
+def remembered(x):
+    return x * 1.0
+HELD, SPACE, SPAN, QUEUE = Holder(1.0), types.SimpleNamespace(v=1.0), range(3), collections.deque([1.0])
+PART, ACT, DTYPE = functools.partial(plain, by=1.0), torch.tanh, torch.float32
+LAYER = torch.nn.Linear(1, 1, bias=False)
+with torch.no_grad():
+    LAYER.weight.fill_(1.0)
+BOUND = Holder(1.0).get
+LOOP = {{}}
+LOOP["self"] = LOOP
+HALF = torch.ones(2, dtype=torch.bfloat16)
+@dataclass(frozen=True)
+class Mine(Predictor):
+    def step(self, method, mine, state, x, views):
+        {inside}
+        return Answers({use}), state
+"""
+
+
+def mark_helped(use, change=("", ""), imports="", inside="pass"):
+    source = HELPED.format(use=use, imports=imports, inside=inside)
+    assert change[0] in source
+    space = {"__name__": "__main__"}
+    exec(compile(source.replace(*change), "script.py", "exec"), space)
+    return fingerprint(Method(NET, space["Mine"]()))
+
+
+@pytest.mark.parametrize(
+    ("use", "change"),
+    [
+        ("PART(1)", ("(plain, by=1.0)", "(plain, by=-1.0)")),
+        ("HELD.get(x)", ("= Holder(1.0), types", "= Holder(2.0), types")),
+        ("HELD.get(x)", ("return x * self.value", "return x + self.value")),
+        ("BOUND(x)", ("BOUND = Holder(1.0)", "BOUND = Holder(2.0)")),
+        ("SPACE.v", ("SimpleNamespace(v=1.0)", "SimpleNamespace(v=2.0)")),
+        ("SPAN", ("range(3)", "range(4)")),
+        ("QUEUE", ("deque([1.0])", "deque([2.0])")),
+        ("remembered(x)", ("return x * 1.0", "return x * 2.0")),
+        ("ACT(x)", ("torch.tanh", "torch.neg")),
+        ("DTYPE", ("torch.float32", "torch.float64")),
+        ("LAYER(x)", ("fill_(1.0)", "fill_(2.0)")),
+        ("HALF", ("torch.ones(2, dtype", "torch.zeros(2, dtype")),
+    ],
+)
+def test_whatever_a_method_refers_to_counts(use, change):
+    assert mark_helped(use) == mark_helped(use)
+    assert mark_helped(use) != mark_helped(use, change)
+
+
+def test_what_refers_to_itself_ends():
+    assert mark_helped("LOOP") == mark_helped("LOOP")
+
+
+@pytest.mark.parametrize(
+    ("imports", "inside", "use"),
+    [
+        ("", "import lazy_help", "lazy_help.more(x)"),
+        ("", "from lazy_help import more", "more(x)"),
+        ("import lazy_pack.sub", "pass", "lazy_pack.sub.more(x)"),
+        ("", "from lazy_pack import sub", "sub.more(x)"),
+        ("import profile as profile", "pass", "profile.more(x)"),
+    ],
+)
+def test_modules_imported_anywhere_count(imports, inside, use, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "lazy_pack").mkdir()
+    (tmp_path / "lazy_pack" / "__init__.py").touch()
+    names = ("lazy_help", "lazy_pack", "lazy_pack.sub", "profile")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    seen = []
+    try:
+        for number in (1, 2, 2):
+            for name in ("lazy_help.py", "lazy_pack/sub.py", "profile.py"):
+                (tmp_path / name).write_text(f"def more(x):\n    return x * {number}\n")
+            for name in names:
+                sys.modules.pop(name, None)
+            importlib.invalidate_caches()
+            _is_library.cache_clear()
+            seen.append(mark_helped(use, imports=imports, inside=inside))
+    finally:
+        _is_library.cache_clear()
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+    assert seen[0] != seen[1]
+    assert seen[1] == seen[2]
+
+
+def test_a_patch_that_wraps_the_original_is_seen(monkeypatch):
+    import functools
+
+    original = Method.local
+
+    @functools.wraps(original)
+    def patched(self, *given):
+        return original(self, *given)
+
+    monkeypatch.setattr(Method, "local", patched)
+    assert fingerprint(Method(NET)) is not None

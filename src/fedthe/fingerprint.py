@@ -9,15 +9,20 @@ run's environment names their versions.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import hashlib
+import importlib
+import re
 import sys
+import sysconfig
 import types
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache, cached_property, partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
+STANDARD = Path(sysconfig.get_paths()["stdlib"])  # a module of the user's may have the name of one in there
 PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
 # What Python and `dataclass` put into a class; the fields are part of what describes a method anyway.
 MADE = {
@@ -71,7 +76,10 @@ def _list_parts(value: Any) -> Iterator[Any]:
 
 
 def _root(value: Any) -> str:
-    return str(getattr(value, "__module__", None) or "").partition(".")[0]
+    """The package that it comes from. A wrapped function says that of what it wraps; its globals are its own."""
+    space = getattr(value, "__globals__", None)
+    name = space.get("__name__") if isinstance(space, dict) else getattr(value, "__module__", None)
+    return str(name or "").partition(".")[0]
 
 
 def _is_plugin(value: Any) -> bool:
@@ -87,10 +95,13 @@ def _is_own(value: Any) -> bool:
 
 @cache
 def _is_library(root: str) -> bool:
-    if not root or root in sys.stdlib_module_names:
-        return root != "__main__"
-    file = getattr(sys.modules.get(root), "__file__", None) or ""
-    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+    if root == "__main__":
+        return False
+    file = getattr(sys.modules.get(root), "__file__", None)
+    if file is None:  # built in, or made up
+        return root in sys.stdlib_module_names or root in sys.builtin_module_names or not root
+    place = Path(file)
+    return STANDARD in place.parents or bool({"site-packages", "dist-packages"} & set(place.parts))
 
 
 def _list_patches(kind: Any) -> Iterator[tuple[str, Any]]:
@@ -99,14 +110,16 @@ def _list_patches(kind: Any) -> Iterator[tuple[str, Any]]:
         if _root(each) == PACKAGE:
             for name, value in vars(each).items():
                 function = _unwrap(value)
-                if isinstance(function, types.FunctionType) and _is_own(function) and name not in GENERATED:
+                if name not in GENERATED and callable(function) and _is_own(getattr(function, "func", function)):
                     yield name, function
 
 
 def _unwrap(value: Any) -> Any:
     if isinstance(value, staticmethod | classmethod):
         return value.__func__
-    return value.fget if isinstance(value, property) else getattr(value, "func", value)
+    if isinstance(value, cached_property):
+        return value.func
+    return value.fget if isinstance(value, property) else value
 
 
 class _Walk:
@@ -124,17 +137,12 @@ class _Walk:
         value = _unwrap(value)
         if isinstance(value, PLAIN):
             self.say("plain", repr(value))
-        elif isinstance(value, list | tuple):
-            self.say(type(value).__name__, len(value))
+        elif isinstance(value, tuple):
+            self.say("tuple", len(value))
             for each in value:
                 self.visit(each)
         elif isinstance(value, set | frozenset):
-            self.say("set", sorted(map(repr, value)))
-        elif isinstance(value, dict):
-            self.say("dict", len(value))
-            for key, each in value.items():
-                self.say(repr(key))
-                self.visit(each)
+            self.say("set", sorted(map(_say, value)))
         elif id(value) in self.seen:
             self.say("again", _name(value))
         else:
@@ -142,20 +150,43 @@ class _Walk:
             self._visit_once(value)
 
     def _visit_once(self, value: Any) -> None:
-        if isinstance(value, types.MethodType):
-            self.visit(value.__func__)
-        elif isinstance(value, partial):
-            self.visit([value.func, value.args, value.keywords])
+        if isinstance(value, dict):
+            self.say("dict", len(value))
+            for key, each in value.items():
+                self.visit((key, each))
+        elif isinstance(value, list):
+            self.say("list", len(value))
+            for each in value:
+                self.visit(each)
+        elif isinstance(value, types.MethodType):
+            self.visit((value.__func__, value.__self__))
+        elif isinstance(value, partial | partialmethod):
+            self.visit((value.func, value.args, value.keywords))
         elif isinstance(value, types.FunctionType):
             self._visit_function(value)
         elif isinstance(value, type):
             self._visit_class(value)
         elif type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "shape"):
             self.say("array", str(value.dtype), tuple(value.shape), _digest(value))
-        elif dataclasses.is_dataclass(value):
-            self.visit([type(value), [getattr(value, each.name) for each in dataclasses.fields(value)]])
         else:
-            self.say("other", _name(type(value)))
+            self._visit_object(value)
+
+    def _visit_object(self, value: Any) -> None:
+        """Anything else, by its class and what it holds."""
+        wrapped = getattr(value, "__wrapped__", None)  # by functools.lru_cache, for one
+        if isinstance(value, types.ModuleType | types.BuiltinFunctionType) or _is_torch_function(value):
+            self.say("library", _name(value))
+        elif wrapped is not None:
+            self.visit(wrapped)
+        elif hasattr(value, "state_dict") and hasattr(value, "named_modules"):  # a torch module
+            self.visit((type(value), repr(value), dict(value.state_dict())))
+        else:
+            self.visit(type(value))
+            state = vars(value) if hasattr(value, "__dict__") else None
+            if state:
+                self.visit(dict(sorted(state.items())))
+            else:
+                self.say("repr", _say(value))
 
     def _visit_class(self, kind: type) -> None:
         self.say("class", _name(kind))
@@ -190,7 +221,7 @@ class _Walk:
         self.say("function", _name(function))
         if not self._is_followed(function):
             return
-        self.visit([function.__defaults__, function.__kwdefaults__])
+        self.visit((function.__defaults__, function.__kwdefaults__))
         names = self._visit_code(function.__code__)
         for cell in function.__closure__ or ():
             try:
@@ -200,6 +231,9 @@ class _Walk:
         for name in sorted(names & function.__globals__.keys()):
             self.say(name)
             self._visit_global(function.__globals__[name], names)
+        for name in sorted(_list_imports(function)):
+            self.say(name)
+            self._visit_global(_import(name), names)
 
     def _visit_global(self, value: Any, names: set[str]) -> None:
         """What a function refers to by name; of a module, what it refers to inside."""
@@ -208,7 +242,8 @@ class _Walk:
         elif value.__name__.partition(".")[0] != PACKAGE and not _is_library(value.__name__.partition(".")[0]):
             for name in sorted(names & vars(value).keys()):
                 self.say(name)
-                self.visit(vars(value)[name])
+                if vars(value)[name] is not value:
+                    self._visit_global(vars(value)[name], names - {name})
 
     def _visit_code(self, code: types.CodeType) -> set[str]:
         """The code and all that is nested in it; every name that occurs."""
@@ -225,6 +260,50 @@ class _Walk:
         return _is_own(value) or _root(value) in self.plugins
 
 
+def _list_imports(function: types.FunctionType) -> set[str]:
+    """The modules that a function imports when it is called, by their full names."""
+    found: set[str] = set()
+    package = str(function.__globals__.get("__package__") or "")
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+        levels, module = [0], ""  # of relative imports: a constant that stands before the import
+        for step in dis.get_instructions(code):
+            if isinstance(step.argval, int) and "LOAD" in step.opname:
+                levels.append(step.argval)
+            if step.opname == "IMPORT_NAME":
+                above = f"{package.rsplit('.', levels[-1] - 1)[0]}." if levels[-1] else ""
+                module = f"{above}{step.argval}".rstrip(".")
+                found.add(module)
+            if step.opname == "IMPORT_FROM":
+                found.add(f"{module}.{step.argval}")  # which may be a module, too
+    return found
+
+
+def _import(name: str) -> Any:
+    """A module, imported as the method would; None where that fails, as the method then will."""
+    root = name.partition(".")[0]
+    try:
+        if root == PACKAGE or (root in sys.stdlib_module_names and root not in sys.modules):
+            return None
+        return importlib.import_module(name)
+    except Exception:
+        return None
+
+
+def _is_torch_function(value: Any) -> bool:
+    return callable(value) and type(value).__module__ in ("torch", "torch._C", "numpy") and hasattr(value, "__name__")
+
+
+def _say(value: Any) -> str:
+    """A value as text, without its address in memory, which is another in each process."""
+    try:
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    except Exception:
+        return _name(type(value))
+
+
 def _name(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
@@ -232,5 +311,5 @@ def _name(value: Any) -> str:
 def _digest(array: Any) -> str:
     import numpy as np
 
-    plain = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
-    return hashlib.sha256(repr(plain.tolist()).encode()).hexdigest()
+    plain = array.detach().cpu().tolist() if hasattr(array, "detach") else np.asarray(array).tolist()
+    return hashlib.sha256(repr(plain).encode()).hexdigest()

@@ -25,27 +25,52 @@ def map_in_threads(fn: Callable[[T], R], items: Iterable[T], threads: int) -> It
     The first exception ends it: what has not begun is dropped, and running work is interrupted.
     """
     with one_thread_of_torch():
-        if threads <= 1:
-            yield from map(fn, items)
-        else:
+        if threads > 1:
             yield from _map(fn, items, threads)
+        else:
+            for item in items:  # no `map`: a StopIteration of `fn` would end it as if it were done
+                yield _compute(fn, item)
+
+
+def _compute(fn: Callable[[T], R], item: T) -> R:
+    """In any thread alike: what a caller has set for its own thread does not count."""
+    import torch
+
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        return fn(item)
 
 
 def _map(fn: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
     waiting: deque[Future[R]] = deque()
-    workers: set[int] = set()
-    pool = ThreadPoolExecutor(threads, "fedthe", initializer=lambda: workers.add(threading.get_ident()))
+    running: set[int] = set()
+    lock, over = threading.Lock(), threading.Event()
+
+    def work(item: T) -> R:
+        me = threading.get_ident()
+        with lock:
+            if over.is_set():
+                raise SystemExit
+            running.add(me)
+        try:
+            return _compute(fn, item)
+        finally:
+            with lock:
+                running.discard(me)
+
+    pool = ThreadPoolExecutor(threads, "fedthe")
     try:
         for item in items:
-            waiting.append(pool.submit(fn, item))
+            waiting.append(pool.submit(work, item))
             if len(waiting) > threads:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            _interrupt(worker)
+        with lock:  # who is idle must not be interrupted: it has to pass on the word that the pool is closed
+            over.set()
+            for worker in running:
+                _interrupt(worker)
         raise
     finally:
         pool.shutdown()
