@@ -97,7 +97,8 @@ def test_a_damaged_shorter_training_is_passed_over(data, tmp_path):
         fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL | {"rounds": rounds})
     (two,) = out.glob("trainings/*-2.safetensors")
     two.write_bytes(two.read_bytes()[:100])
-    longer = fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL | {"rounds": 3})
+    with pytest.warns(UserWarning, match=rf"{two.name} is damaged, and is passed over"):
+        longer = fedthe.run(dataset=data, methods=["fedthe"], out=str(out), **SMALL | {"rounds": 3})
     whole = fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 3})
     assert longer.table() == whole.table()
 
@@ -135,7 +136,8 @@ def test_a_longer_run_leaves_the_clients_file_of_the_shorter_alone(data, tmp_pat
     assert fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL).table() == first.table()
     for path in [file, *out.glob("trainings/*-5.*")]:
         path.unlink()
-    again = fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL | {"rounds": 5})
+    with pytest.warns(UserWarning, match="is damaged, and is passed over"):
+        again = fedthe.run(dataset=data, methods=["ditto"], out=str(out), **SMALL | {"rounds": 5})
     assert again.table() == whole.table()
 
 

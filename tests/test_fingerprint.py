@@ -163,9 +163,9 @@ def test_the_word_on_answers_from_disk(data, tmp_path, fedthe):
         f'dataset = "{data}"\nclients = 3\nrounds = 1\nlocal_epochs = 1\nsamples = 2\nmethods = ["fedavg"]\n'
     )
     said = fedthe("run", path, f"out={tmp_path / 'run'}")
-    assert "from disk" not in said.out
+    assert "read from disk" not in said.out
     said = fedthe("run", path, f"out={tmp_path / 'run'}", "methods=fedavg,memo_g")
-    assert "1 of 2 answers came from disk" in said.out
+    assert "1 of 2 results were read from disk" in said.out
 
 
 HELPED = """

@@ -85,3 +85,29 @@ def test_numbers_do_not_depend_on_how_many_clients_go_at_a_time(data, tmp_path):
         }
     assert len(kept[1]) > 5
     assert kept[1] == kept[2] == kept[4]
+
+
+def test_idle_workers_do_not_keep_an_exception_from_coming_out():
+    """Many threads, few items: most workers wait for work while one of them raises."""
+
+    def work(i):
+        if i == 0:
+            time.sleep(0.05)
+            raise ValueError("no")
+        return i
+
+    for threads in (4, 8):
+        for _ in range(5):
+            with pytest.raises(ValueError, match="no"):
+                list(map_in_threads(work, range(5), threads))
+    assert not [each for each in threading.enumerate() if each.name.startswith("fedthe")]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_the_caller_set_for_its_own_thread_does_not_count(threads):
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        product = lambda i: torch.ones(2, 2) @ torch.ones(2, 2)  # noqa: E731
+        dtypes = [each.dtype for each in map_in_threads(product, range(3), threads)]
+        modes = list(map_in_threads(lambda i: torch.is_grad_enabled(), range(3), threads))
+    assert dtypes == [torch.float32] * 3
+    assert modes == [True] * 3

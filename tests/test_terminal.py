@@ -222,7 +222,7 @@ def test_sigterm_saves_as_ctrl_c_does_and_training_goes_on(command, data, tmp_pa
         child.kill()
         child.wait()
     assert child.returncode == 143
-    assert err.splitlines()[-1] == "fedthe: stopped; the same command goes on where it was."
+    assert err.splitlines()[-1] == "fedthe: stopped; run the same command to continue."
     (checkpoint,) = out.glob("trainings/*.safetensors")
     reached = read_round(checkpoint)
     assert reached >= 2  # nothing but the signal saved it

@@ -17,7 +17,7 @@ import torch
 import fedthe
 from fedthe import experiment, records, store
 from fedthe.engine import train
-from fedthe.errors import Damaged, InputError
+from fedthe.errors import Damaged, InputError, MethodFailed
 from fedthe.methods.base import Method, Predictor
 from fedthe.methods.finetune import FineTune
 
@@ -102,7 +102,7 @@ def test_a_changed_answer_is_answered_again(change, done):
     answer = json.loads(path.read_text())
     change(answer)
     path.write_text(json.dumps(answer))
-    with pytest.warns(UserWarning, match="was changed after it was written. The method answers again"):
+    with pytest.warns(UserWarning, match="was changed after it was written. The method is tested again"):
         repeated = again()
     assert scores(repeated) == scores(results)
     assert repeated.reused == 3
@@ -141,7 +141,8 @@ def test_results_that_were_edited_are_not_read_as_those_of_the_run(name, done):
     assert path.read_text() != text
     with pytest.raises(InputError, match=r"run it again|was changed after"):
         experiment.read_results(results.folder)
-    assert again().table() == results.table()
+    with pytest.warns(UserWarning, match="t is written again"):
+        assert again().table() == results.table()
     assert experiment.read_results(results.folder).table() == results.table()
 
 
@@ -229,6 +230,111 @@ def test_an_exception_stops_its_method_alone_and_its_traceback_is_kept(where, en
     mended = fedthe.run(methods=["mine", "fedavg_ft"], **settings)
     assert mended.table()["mine"] == mended.table()["fedavg_ft"]
     assert not (results.folder / "failures" / "mine-0.txt").exists()
+
+
+class Rude(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@dataclass(frozen=True)
+class Odd(Method):
+    """Raises where little is expected to."""
+
+    how: str = "init"
+
+    def init(self, params):
+        if self.how == "init":
+            raise ValueError("no start")
+        return super().init(params)
+
+    def local(self, fit, shared, mine, shard):
+        if self.how == "rude":
+            raise Rude
+        if self.how == "surrogate":
+            raise ValueError("lone \udc80")
+        if self.how == "stop":
+            raise StopIteration
+        if self.how == "in place":
+            shared["head"]["out"].add_(1.0)
+        if self.how == "mean":
+            return fit(lambda params, given, batch: self.loss(params, given, batch).mean(), shared, shard)
+        return super().local(fit, shared, mine, shard)
+
+
+@dataclass(frozen=True)
+class Counts(Predictor):
+    how: str = "passes"
+
+    def stream(self, method, mine, state, x, views):
+        answers, state = super().stream(method, mine, state, x, views)
+        return (type(answers)(answers.logits[:1]), state) if self.how == "short" else (answers, state)
+
+    def step(self, method, mine, state, x, views):
+        return Predictor().step(method, mine, state, x, views)
+
+    @property
+    def passes(self):
+        if self.how == "passes":
+            raise ValueError("uncounted")
+        return 1, 0
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda net: Odd(net, how="init"), "ValueError: no start"),
+        (lambda net: Odd(net, how="rude"), "Rude: it cannot be shown"),
+        (lambda net: Odd(net, how="surrogate"), "lone"),
+        (lambda net: Odd(net, how="stop"), "StopIteration"),
+        (lambda net: Odd(net, how="in place"), "changes head.out of the shared model in place"),
+        (lambda net: Odd(net, how="mean"), "one number per sample"),
+        (lambda net: Method(net, Counts("passes")), "uncounted"),
+        (lambda net: Method(net, Counts("short")), "one row of logits per sample"),
+    ],
+)
+def test_what_is_odd_in_a_method_stops_it_alone_and_is_said(make, says, data, tmp_path, monkeypatch):
+    monkeypatch.setitem(fedthe.METHODS, "odd", make)
+    settings = SMALL | {"dataset": data, "out": str(tmp_path / "run"), "tests": ["original"], "threads": 1}
+    with pytest.warns(MethodFailed, match="odd, seed 0 failed"):
+        results = fedthe.run(methods=["odd", "fedavg"], **settings)
+    assert says in results.failures["odd, seed 0"]
+    assert results.methods == ["fedavg"]
+
+
+def test_hyperparameters_that_cannot_be_filed_are_refused_before_anything_is_moved(data, tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Holds(Method):
+        what: object = None
+
+    settings = SMALL | {"dataset": data, "methods": ["fedavg"], "out": str(tmp_path / "run"), "tests": ["original"]}
+    fedthe.run(**settings)
+    monkeypatch.setitem(fedthe.METHODS, "holds", lambda net: Holds(net, what=torch.nn.ReLU()))
+    with pytest.raises(InputError, match="holds cannot be filed by its hyperparameters"):
+        fedthe.run(**settings | {"methods": ["holds"], "samples": 2})
+    assert not (tmp_path / "run" / "earlier").exists()
+    monkeypatch.setitem(fedthe.METHODS, "../holds", Method)
+    with pytest.raises(InputError, match="cannot be part of a file's name"):
+        fedthe.run(**settings | {"methods": ["../holds"]})
+
+
+def test_fields_without_equality_would_share_a_training_and_are_refused(data, tmp_path, monkeypatch):
+    @dataclass(frozen=True, eq=False)
+    class Unequal(Method):
+        k: int = 0
+
+    monkeypatch.setitem(fedthe.METHODS, "unequal", Unequal)
+    with pytest.raises(InputError, match="must be a dataclass with eq"):
+        fedthe.run(dataset=data, methods=["unequal"], out=str(tmp_path / "run"), **SMALL)
+
+
+def test_skipping_for_one_method_leaves_nobody_out_of_another(data, tmp_path):
+    hard = {"rounds": 5, "local_epochs": 1, "personal_epochs": 12, "lr": 2.0, "weight_decay": 0.0, "batch": 64}
+    settings = {"clients": 3, "dirichlet": 1.0, "samples": 16, "dataset": data, "tolerate": "skip"} | hard
+    alone = fedthe.run(methods=["fedavg"], out=str(tmp_path / "alone"), **settings)
+    both = fedthe.run(methods=["fedavg", "apfl"], out=str(tmp_path / "both"), **settings)
+    assert any("apfl" in note and "left out" in note for note in both.notes)
+    assert both.table()["fedavg"] == alone.table()["fedavg"]
 
 
 # Several processes, and several settings
@@ -323,6 +429,16 @@ def test_results_of_other_settings_are_kept_beside(data, tmp_path, monkeypatch):
     back = fedthe.run(**settings)
     assert scores(back) == scores(first)
     assert experiment.read_results(back.earlier).config.samples == 2
+
+
+def test_results_of_a_method_that_fails_after_an_edit_are_kept_beside(data, tmp_path, monkeypatch):
+    settings = SMALL | {"dataset": data, "methods": ["mine", "fedavg"], "out": str(tmp_path / "run")}
+    monkeypatch.setitem(fedthe.METHODS, "mine", FineTune)
+    good = fedthe.run(**settings)
+    monkeypatch.setitem(fedthe.METHODS, "mine", lambda net: Odd(net, how="init"))
+    bad = fedthe.run(**settings)
+    assert bad.methods == ["fedavg"]
+    assert scores(experiment.read_results(bad.earlier)) == scores(good)
 
 
 def test_a_run_that_is_refused_loses_no_results(done):

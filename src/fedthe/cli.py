@@ -158,8 +158,8 @@ def run(
     loggers = Loggers(tensorboard, mlflow)
     results = _run_with_progress(read_config(config, words or ()))
     _print_results(results, as_json, _report_run(results, loggers))
-    if not results.rows:
-        raise typer.Exit(1)  # every experiment failed
+    if results.failures:
+        raise typer.Exit(1)
     return None
 
 
@@ -641,13 +641,13 @@ def _print_results(results: Results, as_json: bool, report: Path | None) -> None
     console.print(shown)
     for note in results.notes:
         console.print(f"note: {escape(flatten(note, 500))}", soft_wrap=True)
-    for who, why in results.failures.items():
-        console.print(f"failed: {escape(who)}: {escape(flatten(why, 500))}", soft_wrap=True)
     if results.reused:
-        console.print(f"{results.reused} of {len(results.answers)} answers came from disk.", highlight=False)
+        asked = len(results.config.methods) * len(results.config.seeds)
+        console.print(f"{results.reused} of {asked} results were read from disk.", highlight=False)
     if results.earlier:
         console.print(
-            f"The results of other settings that were here are in {escape(str(results.earlier))}.", soft_wrap=True
+            f"Earlier results, which these do not replace, were moved to {escape(str(results.earlier))}.",
+            soft_wrap=True,
         )
     folder = escape(str(results.folder))
     console.print(f"ms is per sample. {results.seconds:.0f} s; details are in {folder}", soft_wrap=True)

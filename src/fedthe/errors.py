@@ -21,11 +21,18 @@ class Damaged(InputError):
     """A file that is not what the package wrote under that name."""
 
 
+class MethodFailed(UserWarning):
+    """A method has no results, or not all of them."""
+
+
 class Broken(Failed):
     """An exception in a method's code; the traceback is in `__cause__`."""
 
     def __init__(self, error: BaseException) -> None:
-        words = " ".join(str(error).split())
+        try:
+            words = " ".join(str(error).split())
+        except Exception:  # even that is the user's code
+            words = "it cannot be shown"
         super().__init__(words if isinstance(error, InputError) and words else f"{type(error).__name__}: {words}")
 
 

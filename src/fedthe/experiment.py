@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 import traceback
 import warnings
@@ -35,7 +36,7 @@ from .engine.pick import pick_engine
 from .engine.shards import Shards
 from .engine.train import deploy_some, put_beside, start, take_apart, train_together
 from .engine.visit import Engine, Progress, Question, Run
-from .errors import Damaged, Failed, InputError, code_of_a_method
+from .errors import Damaged, Failed, InputError, MethodFailed, code_of_a_method
 from .fingerprint import fingerprint
 from .live import Recorder, recording
 from .methods import METHODS, STUDIES
@@ -47,7 +48,7 @@ from .nets.standardized import standardize
 from .parallel import one_thread_of_torch
 from .progress import tell
 from .store import content_hash
-from .text import find_nearest
+from .text import find_nearest, flatten, quote
 from .tree import Tree
 
 T = TypeVar("T")
@@ -221,12 +222,38 @@ def run(config: Config | None = None, **settings: Any) -> Results:
             folder=folder,
             seconds=time.perf_counter() - began,
         )
+        _forget_tracebacks(works, methods, results.failures)
+        if _has_others(folder, done.files):
+            results = replace(results, earlier=_move_results(folder))
         records.write_results(folder, [asdict(row) for row in done.rows])
         for name, value in {**about, "trainings.json": done.trainings}.items():
             store.write_json(folder / name, value)  # all of one run, whoever else wrote here meanwhile
-        files = {name: store.file_hash(folder / name) for name in ("results.jsonl", "trainings.json", *about)}
+        names = ("results.jsonl", "results.parquet", "trainings.json", *about)
+        files = {name: store.file_hash(folder / name) for name in names if (folder / name).exists()}
         store.write_sealed(folder / "summary.json", results.summary() | {"files": files})
     return results
+
+
+def _has_others(folder: Path, answers: Sequence[str]) -> bool:
+    """Whether results of the same settings are there that these would not replace: of other code, or of what failed."""
+    try:
+        before = store.read_sealed(folder / "summary.json")
+    except Damaged as error:
+        warnings.warn(f"{error} It is written again.", stacklevel=2)
+        return False
+    for name, digest in (before or {}).get("files", {}).items():
+        if not (folder / name).is_file() or store.file_hash(folder / name) != digest:
+            warnings.warn(f"{folder / name} is missing or was changed; it is written again.", stacklevel=2)
+    return bool(before and set(before.get("answers", ())) - set(answers))
+
+
+def _forget_tracebacks(works: Sequence[_Work], methods: Iterable[str], failures: Iterable[str]) -> None:
+    """Those of earlier runs, of what has not failed in this one."""
+    failed = tuple(failures)
+    for work in works:
+        for name in methods:
+            if not any(f"{who},".startswith(f"{name}, seed {work.run.seed},") for who in failed):
+                work.forget_traceback(name)
 
 
 RESULTS = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
@@ -247,7 +274,11 @@ def _keep_earlier(folder: Path, config: Config) -> Path | None:
         before = None  # of another version, or damaged
     if not (folder / "summary.json").exists() or (before is not None and config.measures_as(before)):
         return None
-    place = folder / "earlier" / store.file_hash(folder / "config.json")[:8]
+    return _move_results(folder)
+
+
+def _move_results(folder: Path) -> Path:
+    place = folder / "earlier" / store.file_hash(folder / "summary.json")[:8]
     store.make_folder(place)
     names = ("report.html", *RESULTS[:-1])
     for path in (*(folder / name for name in names), *folder.glob("manifest-*.json"), folder / "summary.json"):
@@ -287,6 +318,7 @@ def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Re
     def fail(name: str, work: _Work, error: Failed) -> None:
         failures[f"{name}, seed {work.run.seed}"] = why = work.keep_traceback(name, error)
         recorder.add_failure(f"{name}, seed {work.run.seed}: {why}")
+        warnings.warn(f"{name}, seed {work.run.seed} failed: {why}", MethodFailed, stacklevel=2)
 
     def answer(name: str, work: _Work, key: str, outcome: Progress, wait: bool) -> bool:
         """Whether it is done: another process may be at it."""
@@ -299,7 +331,6 @@ def _measure(methods: Mapping[str, Method], works: Sequence[_Work], recorder: Re
             return True
         if found is None:
             return False
-        work.forget_traceback(name)
         file, (content, was_there) = work.name_answer(name, method, key), found
         answers[name, work.run.seed] = file, content
         reused += was_there
@@ -361,7 +392,7 @@ def read_results(folder: Path) -> Results:
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{folder} is a run of another version, or damaged ({error}); run it again, which trains nothing anew."
+            f"{folder} is a run of another version, or damaged ({error}); run it again; nothing is retrained."
         ) from None
 
 
@@ -455,12 +486,30 @@ def _prepare(config: Config) -> tuple[dict[str, Method], list[_Work]]:
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
-    every = [each for method in methods.values() for each in (method, method.trains_as())]
+    every = [each for name, method in methods.items() for each in _check_method(name, method)]
     code = {method: found for method in every if (found := fingerprint(method))}
+    if code:
+        engine.release()  # what was compiled may be of code that has been edited since
     return methods, [
         _Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
         for each in federations
     ]
+
+
+def _check_method(name: str, method: Method) -> tuple[Method, Method]:
+    """A method and what it trains as, if both can be told apart from others and be filed."""
+    try:
+        with code_of_a_method():
+            parts = method, method.trains_as()
+            find_sender(method)
+        for part in parts:
+            content_hash(describe(part))
+    except (Failed, TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot be filed by its hyperparameters: {flatten(error, 200)}.") from None
+    for part in parts:
+        if "__eq__" not in vars(type(part)) and "__annotations__" in vars(type(part)):
+            raise InputError(f"{name}: {type(part).__name__} has fields, so it must be a dataclass with eq.")
+    return parts
 
 
 def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
@@ -489,6 +538,8 @@ def make_methods(
     for name in dict.fromkeys((*config.methods, *config.hyper)):
         if name not in known:
             raise InputError(f"there is no method {name!r}; {find_nearest(name, known)}")
+        if not re.fullmatch(r"[\w.+ -]{1,100}", name):
+            raise InputError(f"{quote(name)} cannot be part of a file's name; call the method otherwise.")
         method = known[name](net)
         if config.net == "cct4" and isinstance(method.predictor, HeadEnsemble):
             method = set_hyper(method, {"search.lr": 0.01}, name)  # the paper's rate for this network
@@ -588,7 +639,10 @@ class _Checkpoint:
 def train_some(works: Sequence[_Work], method: Method, served: list[str]) -> list[Progress | Failed]:
     """The training of `method` on several federations side by side, from their checkpoints or from the start."""
     files = [{method: work.checkpoint(method, served)} for work in works]
-    begun = [work.begin(method, file[method]) for work, file in zip(works, files, strict=True)]
+    try:
+        begun = [work.begin(method, file[method]) for work, file in zip(works, files, strict=True)]
+    except Failed as error:  # `init` raised something
+        return [error] * len(works)
     return _train(works, method, begun, files, lambda reached: {method: reached})
 
 
@@ -598,6 +652,8 @@ def train_beside(works: Sequence[_Work], trainings: Mapping[Method, list[str]]) 
     Their checkpoints are as if each had been trained alone, and each is asked for alone afterwards. So whatever goes
     wrong here stops nothing: whose it is shows then.
     """
+    if works[0].config.tolerate == "skip":
+        return  # a client that is left out for what one method keeps would be left out of the others, too
     lots: dict[Beside, list[tuple[_Work, dict[Method, _Checkpoint], Progress]]] = {}
     with suppress(Exception):
         for work in works:
@@ -705,25 +761,31 @@ class _Work:
             raise InputError(
                 f"{checkpoint.path} has {len(found.mine)} clients, not {clients}; delete it to train again."
             )
-        return found or start(method, clients, self.run.seed, self.engine.device, file)
+        with code_of_a_method():
+            return found or start(method, clients, self.run.seed, self.engine.device, file)
 
     def keep(self, method: Method, checkpoint: _Checkpoint, reached: Progress) -> None:
         """A checkpoint of this round stays, if it is one of those to keep."""
         place = self.place_of(method, reached.round)
         wanted = reached.round in self.config.keep and reached.round < self.config.rounds
         if wanted and records.read_round(place) != reached.round:  # it may be there, but not finished
-            records.copy_progress(checkpoint.path, place)
+            with store.hold(place.with_suffix(".lock"), wait=False) as ours:
+                if ours:  # else another process trains so many rounds
+                    records.copy_progress(checkpoint.path, place)
 
     def _adopt_shorter(self, method: Method, path: Path) -> Progress | None:
         """The furthest training of fewer rounds that is whole becomes the beginning of this one."""
         others = path.parent.glob(f"{self._path_of(method)}-*.safetensors")
         reached = {other: records.read_round(other) for other in sorted(others)}
+        for other in [other for other, number in reached.items() if number < 0]:
+            warnings.warn(f"{other} is damaged, and is passed over.", stacklevel=2)
         shorter = {other: number for other, number in reached.items() if 0 <= number <= self.config.rounds}
         for other in sorted(shorter, key=lambda other: -shorter[other]):
             records.copy_progress(other, path)
             try:
                 return records.load_progress(path, self.engine.device)
-            except InputError:  # damaged; the next one, or the start
+            except InputError:  # the next one, or the start
+                warnings.warn(f"{other} is damaged, and is passed over.", stacklevel=2)
                 records.delete_progress(path)
         return None
 
@@ -742,8 +804,9 @@ class _Work:
             return str(error)
         path = self._traceback_of(name)
         with store.whole_file(path) as part:
-            part.write_text("".join(traceback.format_exception(error.__cause__)), encoding="utf-8")
-        return f"{error} ({path.relative_to(self.folder)} has the traceback)"
+            told = "".join(traceback.format_exception(error.__cause__))
+            part.write_text(told, encoding="utf-8", errors="backslashreplace")
+        return f"{error} ({path} has the traceback)"
 
     def forget_traceback(self, name: str) -> None:
         self._traceback_of(name).unlink(missing_ok=True)
@@ -790,7 +853,7 @@ class _Work:
                 store.read_arrays(self._samples_of(path))
             return done
         except Damaged as error:
-            warnings.warn(f"{error} The method answers again.", stacklevel=2)
+            warnings.warn(f"{error} The method is tested again.", stacklevel=2)
         except InputError:
             pass  # there are no samples
         return None
@@ -811,7 +874,8 @@ class _Work:
         samples = {
             f"{test}/{k}/{column}": values for test, k in order for column, values in answered[test, k][1].items()
         }
-        forward, backward = method.predictor.passes
+        with code_of_a_method():
+            forward, backward = method.predictor.passes
         costs = {"forward": forward, "backward": backward, "peak_mib": peak}
         about = {"method": name, "seed": self.run.seed, "training": training, "is": describe(method)}
         answer = {**about, "costs": costs, "rows": rows}
@@ -841,7 +905,7 @@ class _Work:
             right = int(scores.right.sum())
             row = Row(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms)
             known = {"right": scores.right, "label": truth.astype(np.int16), "answer": scores.classes.astype(np.int16)}
-            scored[test, k] = (row, known | scores.info)
+            scored[test, k] = (row, scores.info | known)
         return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:

@@ -87,7 +87,7 @@ def say(sentence: str) -> None:
 
 def show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
     """A warning of the package is a sentence; others are said with their kind."""
-    say(str(message) if category is UserWarning else f"{category.__name__}: {message}")
+    say(str(message) if issubclass(category, UserWarning) else f"{category.__name__}: {message}")
 
 
 def say_usage(error: click.ClickException) -> str:
@@ -174,7 +174,7 @@ def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say("stopped; the same command goes on where it was.")
+        say("stopped; run the same command to continue.")
         raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
     finally:
         if in_main:

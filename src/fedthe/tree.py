@@ -93,6 +93,8 @@ def weighted_mean(trees: Tree | Sequence[Tree], weights: Sequence[float] | torch
     shares = weights / weights.sum()
 
     def mean(leaf: torch.Tensor) -> torch.Tensor:
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            raise InputError(f"a mean needs floating-point numbers, but a leaf is {leaf.dtype}; upload it as a float.")
         if len(leaf) != len(shares):
             raise InputError(f"there are {len(leaf)} trees but {len(shares)} weights; give one weight per tree.")
         # a product and a sum, not a matrix product, which a GPU may round to tf32

@@ -49,6 +49,9 @@ def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> 
 
 
 def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -> Scores:
+    if answered.classes.shape != labels.shape:
+        counts = f"{len(labels)} samples and answers {list(answered.classes.shape)}"
+        raise Failed(f"{'/'.join(map(str, path))} has {counts}; a predictor gives one row of logits per sample")
     if not answered.finite:
         raise Failed(f"an answer to {'/'.join(map(str, path))} is not finite")
     return Scores(answered.classes, answered.classes == labels, answered.info, answered.seconds)

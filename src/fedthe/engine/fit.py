@@ -70,7 +70,11 @@ class Fit:
         for epoch in range(self.epochs):
             total = torch.zeros((), device=shard.real.device)
             for batch in self.batches(shard, epoch):
-                losses = loss(trained, given, batch) * batch.weight
+                values = loss(trained, given, batch)
+                if values.shape != batch.weight.shape:
+                    shapes = f"{list(values.shape)} for a batch of {len(batch.weight)}"
+                    raise InputError(f"a loss must give one number per sample, but it gave {shapes}.")
+                losses = values * batch.weight
                 optimizer.zero_grad()
                 (losses.sum() / batch.weight.sum()).backward()
                 optimizer.step()

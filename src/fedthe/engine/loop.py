@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..errors import InputError
 from ..methods.base import Method
 from ..parallel import map_in_threads
 from ..tree import Tree
@@ -37,6 +38,9 @@ class Loop:
     def _workers(self) -> int:
         return 1 if self.device.type != "cpu" else self.threads or torch.get_num_threads()
 
+    def release(self) -> None:
+        """It keeps nothing."""
+
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
         owns: dict[str, Tensor] = {}
         uploads: dict[str, Tensor] = {}
@@ -44,7 +48,7 @@ class Loop:
         faults: dict[int, str] = {}
         names: tuple[str, ...] = ()
         losses = []
-        work = partial(visit_one, visit)
+        work, versions = partial(visit_one, visit), _list_versions(visit)
         for i, done in enumerate(map_in_threads(work, rows, self._workers)):
             if i == 0:
                 names = done.names
@@ -56,6 +60,7 @@ class Loop:
                 _store(uploads, i, len(rows), done.upload)
             links.append({} if fault else done.links)
             losses.append(done.loss)
+        _refuse_changes(visit, versions)
         for i, row in enumerate(rows):  # a leaf that is a client's own in one row is so in all
             received = tree.flatten(visit.reached[row.run].shared)
             _store(owns, i, len(rows), {name: received[source] for name, source in links[i].items() if name in owns})
@@ -69,6 +74,21 @@ class Loop:
             return answer_one(method, tree.take(deployed, asked.row), shards[asked.row], asked)
 
         return list(map_in_threads(answer, questions, self._workers))
+
+
+def _list_versions(visit: Visit) -> list[dict[str, int]]:
+    """How often each leaf that clients receive was changed in place."""
+    return [{name: leaf._version for name, leaf in tree.flatten(each.shared).items()} for each in visit.reached]
+
+
+def _refuse_changes(visit: Visit, before: list[dict[str, int]]) -> None:
+    """All clients receive the same tensors: who changes them, changes them for everybody."""
+    for then, now in zip(before, _list_versions(visit), strict=True):
+        for name in then:
+            if now[name] != then[name]:
+                raise InputError(
+                    f"{type(visit.method).__name__} changes {name} of the shared model in place; return new tensors."
+                )
 
 
 class Done(NamedTuple):

@@ -61,7 +61,7 @@ def find_infinite(leaves: Mapping[str, Tensor], rows: int) -> list[str | None]:
 
 def _peak(leaf: Tensor, rows: int) -> Tensor:
     """The largest absolute value of each row, float64 [rows]; NaN where there is one."""
-    if leaf.numel() == 0 or not leaf.is_floating_point():
+    if leaf.numel() == 0 or not (leaf.is_floating_point() or leaf.is_complex()):
         return torch.zeros(rows, dtype=torch.float64, device=leaf.device)
     peaks: Tensor = torch.linalg.vector_norm(leaf.detach().reshape(rows, -1), math.inf, dim=1)
     return peaks.double()

@@ -149,6 +149,9 @@ class Engine(Protocol):
     def together(self) -> int:
         """How many clients are worth deploying at a time, and runs worth training at a time."""
 
+    def release(self) -> None:
+        """Give back all that is only kept for speed."""
+
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited: ...
 
     def answer(

@@ -37,6 +37,8 @@ def _say_lead(shown: Shown, averages: dict[str, float], best: str, second: str, 
     more = averages[best] - averages[second]
     highest = f"{shown.methods[best]} has the highest {what}, {averages[best]:.1f} %"
     interval = _find_interval(shown, best, second)
+    if f"{averages[best]:.1f}" == f"{averages[second]:.1f}" and interval is None:
+        return f"{shown.methods[best]} and {shown.methods[second]} share the highest {what}, {averages[best]:.1f} %."
     if interval is None:
         return f"{highest}, {more:.1f} above the best other method, {_name(shown, averages, second)}."
     low, high, seeds = interval

@@ -128,8 +128,9 @@ def read_run(folder: Path) -> Found:
         for scores in (cells for curve in results.curves.values() for cells in curve.values()):
             check({test: list(cell) for test, cell in scores.items()}, {str: [Maybe(PERCENT)]}, "curves")
     except (InputError, Damaged, RecursionError, OverflowError) as error:  # the last of a number of many digits
-        again = "" if isinstance(error, InputError) else "; run it again, which trains nothing anew"
-        raise InputError(f"{folder}: {flatten(error, 400).rstrip('.')}{again}.") from None
+        again = "" if isinstance(error, InputError) else "; run it again; nothing is retrained"
+        why = flatten(error, 400).rstrip(".")
+        raise InputError(f"{why if why.startswith(str(folder)) else f'{folder}: {why}'}{again}.") from None
     try:
         environment = check(results.environment, ENVIRONMENT, "environment.json")
     except Damaged as error:
