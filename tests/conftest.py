@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from hypothesis import settings
 
 from fedthe.data.pool import Dataset, Pool
+from fedthe.errors import InputError
 
 torch.set_num_threads(1)  # tiny cases run many times faster, and two workers share two cores
 
@@ -64,6 +66,17 @@ def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None
     seed = zlib.crc32(name.encode())  # two pools share no image
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), size, size, 3), dtype=np.uint8)
     return Pool(name, images, labels, tuple(f"class {c}" for c in range(classes or int(labels.max()) + 1)))
+
+
+def fails(call: Callable[[], object], *words: object) -> str:
+    """The one printable sentence with which a call is refused; it has these words."""
+    with pytest.raises(InputError) as caught:
+        call()
+    sentence = str(caught.value)
+    assert sentence.isprintable()
+    for word in words:
+        assert str(word) in sentence
+    return sentence
 
 
 def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:

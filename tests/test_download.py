@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import fails
 from fedthe import store
 from fedthe.data import download, fetch, package
 from fedthe.data.download import follow
 from fedthe.data.fetch import RECIPES, Debian, Http, can_be_trusted
-from fedthe.errors import InputError
 
 Answer = bytes | Callable[[socket.socket], None]
 
@@ -72,16 +72,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for each in (thread, *server.threads):
         each.join(timeout=10)
     server.socket.close()
-
-
-def fails(call: Callable[[], object], *words: object) -> str:
-    with pytest.raises(InputError) as caught:
-        call()
-    sentence = str(caught.value)
-    assert sentence.isprintable()
-    for word in words:
-        assert str(word) in sentence
-    return sentence
 
 
 def redirect(location: str, code: int = 302) -> bytes:

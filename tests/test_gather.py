@@ -234,7 +234,7 @@ def test_damaged_and_older_samples_are_as_good_as_none(results, tmp_path):
             store.write_arrays(path, few)
     shown = gather([folder]).shown[0]
     assert set(shown.weights) == {"fedthe"}
-    assert "fedthe, seed 0; tsa, seed 0" in shown.notes[-1]
+    assert "fedthe, seed 0; fedthe, seed 1; tsa, seed 0; tsa, seed 1" in shown.notes[-1]
     assert shown.clients["0"].heads == {}
     assert shown.examples
     assert {*shown.examples[0].answers} == {"fedavg", "fedavg_ft"}

@@ -138,7 +138,9 @@ def pick_tries(arguments: argparse.Namespace) -> list[tuple[str, int]]:
         return [(match[1], int(match[2])) for match in found if match]
     kinds = arguments.kinds or list(KINDS)
     return [
-        (kind, number) for kind in kinds for number in range(KINDS[kind].short if arguments.short else KINDS[kind].long)
+        (kind, number)
+        for kind in kinds
+        for number in range(0, KINDS[kind].long, KINDS[kind].step if arguments.short else 1)
     ]
 
 
