@@ -48,7 +48,7 @@ data = typer.Typer(
 )
 app.add_typer(data, name="data")
 
-# Small enough for two and a half minutes on two cores, large enough to show what the paper shows.
+# Small enough for two minutes on two cores, large enough to show what the paper shows.
 DEMO = {
     "name": "demo",
     "dataset": "glyphs",
