@@ -35,7 +35,8 @@ def test_the_short_form_has_no_bad_outcome(tmp_path):
     tries = {kind: sum(counts.values()) for kind, counts in found["counts"].items()}
     assert tries == {name: len(range(0, kind.long, kind.step)) for name, kind in torture.KINDS.items()}
     for kind in ("runs", "reports", "settings"):
-        assert found["counts"][kind].get("same", 0) >= 3  # not everything is refused
+        counts = found["counts"][kind]
+        assert counts.get("same", 0) + counts.get("redone", 0) >= 3  # not everything is refused
 
 
 def test_the_page_shows_the_record_and_the_record_is_of_the_long_form():
