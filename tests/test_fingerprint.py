@@ -193,6 +193,10 @@ BOUND = Holder(1.0).get
 LOOP = {{}}
 LOOP["self"] = LOOP
 HALF = torch.ones(2, dtype=torch.bfloat16)
+class Rude:
+    def __getattr__(self, name):
+        raise SystemExit(name)
+RUDE = Rude()
 @dataclass(frozen=True)
 class Mine(Predictor):
     def step(self, method, mine, state, x, views):
@@ -231,8 +235,9 @@ def test_whatever_a_method_refers_to_counts(use, change):
     assert mark_helped(use) != mark_helped(use, change)
 
 
-def test_what_refers_to_itself_ends():
+def test_what_refers_to_itself_or_raises_for_any_name_ends():
     assert mark_helped("LOOP") == mark_helped("LOOP")
+    assert mark_helped("RUDE") == mark_helped("RUDE")
 
 
 @pytest.mark.parametrize(

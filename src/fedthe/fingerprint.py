@@ -12,6 +12,7 @@ import dataclasses
 import dis
 import hashlib
 import importlib
+import inspect
 import re
 import sys
 import sysconfig
@@ -110,8 +111,12 @@ def _list_patches(kind: Any) -> Iterator[tuple[str, Any]]:
         if _root(each) == PACKAGE:
             for name, value in vars(each).items():
                 function = _unwrap(value)
-                if name not in GENERATED and callable(function) and _is_own(getattr(function, "func", function)):
+                if name not in GENERATED and callable(function) and _is_own(_innermost(function)):
                     yield name, function
+
+
+def _innermost(function: Any) -> Any:
+    return function.func if isinstance(function, partial | partialmethod) else function
 
 
 def _unwrap(value: Any) -> Any:
@@ -173,12 +178,13 @@ class _Walk:
 
     def _visit_object(self, value: Any) -> None:
         """Anything else, by its class and what it holds."""
-        wrapped = getattr(value, "__wrapped__", None)  # by functools.lru_cache, for one
+        # looked up without running anybody's __getattr__, which may do or raise anything
+        wrapped = inspect.getattr_static(value, "__wrapped__", None)  # by functools.lru_cache, for one
         if isinstance(value, types.ModuleType | types.BuiltinFunctionType) or _is_torch_function(value):
             self.say("library", _name(value))
         elif wrapped is not None:
             self.visit(wrapped)
-        elif hasattr(value, "state_dict") and hasattr(value, "named_modules"):  # a torch module
+        elif hasattr(type(value), "state_dict") and hasattr(type(value), "named_modules"):  # a torch module
             self.visit((type(value), repr(value), dict(value.state_dict())))
         else:
             self.visit(type(value))
