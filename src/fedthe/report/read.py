@@ -209,7 +209,7 @@ def read_losses(folder: Path, training: str) -> list[float]:
     """The mean local loss of every round; none where the checkpoint is gone or damaged."""
     path = folder / "trainings" / f"{training}.safetensors"
     try:
-        losses: list[float] = check(records.read_losses(path) if path.is_file() else [], [Number()], "losses")
+        losses: list[float] = check(records.read_losses(path), [Number()], "losses")
     except (Damaged, RecursionError, TypeError, AttributeError):  # metadata of any kind
         return []
     return losses
@@ -218,7 +218,7 @@ def read_losses(folder: Path, training: str) -> list[float]:
 def read_samples(results: Results, name: str) -> Samples:
     """What is known sample by sample; nothing where the file is missing, damaged, or does not fit the results."""
     path = results.folder / "samples" / f"{name}.npz"
-    samples = records.read_samples(path) if path.is_file() else {}
+    samples = records.read_samples(path)
     method, seed, _ = name.rsplit("-", 2)
     rows = {f"{row.test}/{row.client}": row for row in results.rows if (row.method, row.seed) == (method, int(seed))}
     return samples if all(_fits_row(place, array, samples, rows) for place, array in samples.items()) else {}
@@ -247,7 +247,7 @@ def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> boo
 def read_examples(results: Results) -> dict[str, np.ndarray]:
     """Images by "test/client"; nothing where the file is missing or damaged."""
     path = results.folder / "examples" / f"{results.examples}.npz"
-    images = records.read_samples(path) if path.is_file() else {}
+    images = records.read_samples(path)
     return images if all(map(_is_stack, images.values())) else {}
 
 
