@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedthe.data.pool import Dataset, Pool
-from fedthe.errors import InputError
+from fedthe.data.pool import Dataset
+from helpers import make_pool
 
 torch.set_num_threads(1)  # tiny cases run many times faster, and two workers share two cores
 
@@ -59,35 +57,6 @@ def browser():
         browser = playwright.chromium.launch(executable_path=path, args=quiet)
         yield browser
         browser.close()
-
-
-def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None, size: int = 8) -> Pool:
-    """A pool of noise images, for tests that look only at labels and rows."""
-    seed = zlib.crc32(name.encode())  # two pools share no image
-    images = np.random.default_rng(seed).integers(0, 256, (len(labels), size, size, 3), dtype=np.uint8)
-    return Pool(name, images, labels, tuple(f"class {c}" for c in range(classes or int(labels.max()) + 1)))
-
-
-def fails(call: Callable[[], object], *words: object) -> str:
-    """The one printable sentence with which a call is refused; it has these words."""
-    with pytest.raises(InputError) as caught:
-        call()
-    sentence = str(caught.value)
-    assert sentence.isprintable()
-    for word in words:
-        assert str(word) in sentence
-    return sentence
-
-
-def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The methods of all rounds that are trained from now on, by the names of their classes."""
-    from fedthe.engine import train
-
-    rounds: list[str] = []
-    monkeypatch.setattr(
-        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
-    )
-    return rounds
 
 
 @pytest.fixture

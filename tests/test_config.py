@@ -2,7 +2,6 @@
 
 import os
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from fedthe.engine.pick import pick_engine
 from fedthe.errors import InputError
 from fedthe.experiment import make_methods
 from fedthe.text import quote
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 NUMBERS = [
     "1" + 400 * "0",
     "1e400",

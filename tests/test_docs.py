@@ -2,13 +2,12 @@
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
 from fedthe.study.tables import find_table
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 RECORDS = sorted((ROOT / "results").glob("*.json"))
 
 

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import fails
 from fedthe import foreign, store
 from fedthe.data import cifar, decode, load_dataset
 from fedthe.data.folder import read_image
 from fedthe.data.frost import load_frost
 from fedthe.data.imagenet32 import read_map
 from fedthe.data.unpickle import load_pickle
+from helpers import fails
 
 HOSTILE = "a\x1b[2Jb\u202ec\nd\udc80"  # escape sequence, bidi override, line break, lone surrogate
 

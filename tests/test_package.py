@@ -7,13 +7,12 @@ import sys
 import tarfile
 import zipfile
 from email.parser import Parser
-from pathlib import Path
 
 import pytest
 
 import fedthe
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 CARRIED = ("src", "tests", "benchmarks", "configs", "docs", "examples", "results", "tools")  # folders of the archive
 
 

@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError
 
 import fedthe as package
-from conftest import count_rounds
 from fedthe import cli
 from fedthe.errors import Failed, InputError
 from fedthe.records import read_round
 from fedthe.terminal import explain
+from helpers import RESULTS, count_rounds
 
 LONGEST = 60.0  # seconds that a child may take for what it does in one
 
@@ -167,7 +167,7 @@ def test_a_terminal_of_ascii_alone_can_show_everything(words):
 
 
 def test_records_and_errors_reach_an_ascii_terminal(tmp_path):
-    results = Path(__file__).parents[1] / "results"
+    results = RESULTS
     child = run_child("table", "main-dir0.1", "--show", results, PYTHONIOENCODING="ascii")
     out, err = child.communicate(timeout=LONGEST)
     assert (child.returncode, err) == (0, "")

@@ -5,15 +5,15 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from helpers import ROOT
+
 sys.path.append(str(ROOT / "tools"))
 
-import torture  # noqa: E402
-from hostile import damage, reports, settings, trial  # noqa: E402
+import torture
+from hostile import damage, reports, settings, trial
 
 
 def test_the_short_form_has_no_bad_outcome(tmp_path):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 import oracles
-from conftest import make_pool
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset, Pool
 from fedthe.engine.evaluate import make_views
@@ -17,6 +16,7 @@ from fedthe.engine.visit import Training
 from fedthe.methods.fedthe import FedTHE, FedTHEPlus
 from fedthe.nets.cnn import CNN
 from fedthe.types import scale
+from helpers import make_pool
 
 NET = CNN(3, size=16)
 TRAINING = Training(rounds=3, participation=0.67, local_epochs=2, batch=16, crop=2, optimizer=Optimizer(lr=0.05))

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import fails
 from fedthe import store
 from fedthe.data import download, fetch, package
 from fedthe.data.download import follow
 from fedthe.data.fetch import RECIPES, Debian, Http, can_be_trusted
+from helpers import fails
 
 Answer = bytes | Callable[[socket.socket], None]
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-RESULTS = Path(__file__).parents[1] / "results"
+from helpers import RESULTS
+
 FIGURES = ("alpha-beta", "interpolation-heads", "curves-dir0.1")
 COLUMNS = {"corrupted_ooc"}  # of the record
 RUN = {"clients": 3, "rounds": 2, "curve": [1], "local_epochs": 1, "samples": 3, "seeds": [0, 1]}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import make_pool
 from fedthe.data import partition as part
 from fedthe.data.partition import partition
 from fedthe.data.shifts import apportion, draw_out_of_client, split_natural
 from fedthe.errors import InputError
+from helpers import make_pool
 
 LABELS = np.arange(2000) % 10
 KINDS = ("balanced", "unbalanced")

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fedthe
-from conftest import count_rounds
 from fedthe import records, tree
 from fedthe.engine.clients import Clients
 from fedthe.engine.loop import Loop
@@ -22,7 +21,8 @@ from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.methods.finetune import BalancedFedAvg
 from fedthe.methods.term import TERM
-from test_methods import ALL, NET, PAPER, SETTINGS, make_data, make_federation, trained
+from helpers import count_rounds
+from trained_methods import ALL, NET, PAPER, SETTINGS, make_data, make_federation, trained
 
 ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
 ALIKE = [

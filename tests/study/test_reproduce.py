@@ -99,7 +99,7 @@ def test_the_digest_is_that_of_the_published_images(cifar10_home):
 
 
 def test_noise_called_cifar10_is_not_compared_with_the_paper(fedthe, home, tmp_path, monkeypatch):
-    from test_sources import write_cifar, write_cifar_101
+    from written_data import write_cifar, write_cifar_101
 
     write_cifar(home / "data" / "cifar10", rows=80)
     write_cifar_101(home / "data" / "cifar10", "v6", 60)
@@ -248,7 +248,7 @@ def test_trainings_are_those_that_the_bill_counts(data, tmp_path):
 
 def test_an_imagenet_table_runs_on_files_in_its_format(fedthe, home, tmp_path, monkeypatch):
     """Noise in the layout of ImageNet-32 and its shifts: all columns are there, and compared with the paper's."""
-    from test_sources import write_imagenet32, write_picture
+    from written_data import write_imagenet32, write_picture
 
     path = home / "data" / "imagenet32"
     kept = write_imagenet32(path)
@@ -322,7 +322,7 @@ def test_a_table_of_ours_runs_in_the_papers_way_and_is_compared_with_nothing(dat
 
 @pytest.mark.parametrize("asked", [("table", "main-dir0.1"), ("figure", "curves-dir0.1"), ("table", "--all")])
 def test_days_of_work_are_announced_and_not_started(asked, fedthe, home, tmp_path, monkeypatch):
-    from test_sources import write_cifar
+    from written_data import write_cifar
 
     write_cifar(home / "data" / "cifar10")
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_pool
 from fedthe import plugins, tree
 from fedthe.data.plan import Settings
 from fedthe.data.pool import Dataset, Pool
@@ -14,6 +13,7 @@ from fedthe.engine.fit import Optimizer
 from fedthe.engine.visit import Training
 from fedthe.errors import InputError
 from fedthe.study.probing import compare_probing, keep_classes, pretrain
+from helpers import make_pool
 
 TRAINING = Training(local_epochs=1, personal_epochs=3, batch=16, crop=0, flip=False, optimizer=Optimizer(lr=0.05))
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import fedthe
-from conftest import make_pool
 from fedthe import records, rng, tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
@@ -34,6 +33,7 @@ from fedthe.methods.memo import Memo
 from fedthe.methods.per_fedavg import PerFedAvg
 from fedthe.nets import CCT4, CNN, ResNet20GN
 from fedthe.types import Shard
+from helpers import make_pool
 
 NET = CNN(3, size=16)
 ALL = METHODS | STUDIES

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import fedthe
-from conftest import count_rounds
 from fedthe import records, tree
 from fedthe.config import Config, make_config, read_config
 from fedthe.data.pool import Pool
@@ -22,6 +21,7 @@ from fedthe.errors import InputError
 from fedthe.experiment import group_by_training, make_methods, set_hyper
 from fedthe.methods.fedthe import FedTHE
 from fedthe.nets.cnn import CNN
+from helpers import count_rounds
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6}
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import make_pool
 from fedthe import tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
@@ -20,6 +19,7 @@ from fedthe.methods.base import Method
 from fedthe.methods.fedthe import TwoHeads
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard, scale
+from helpers import make_pool
 
 NET = CNN(3, size=16)
 

@@ -5,7 +5,6 @@ import io
 import json
 import shutil
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,8 +27,8 @@ from fedthe.study.reproduce import PAPER_DIGESTS, make_record, run_cases
 from fedthe.study.show import lay_out
 from fedthe.study.show import write_markdown as write_table
 from fedthe.study.tables import find_table, plan_cases
+from helpers import RESULTS
 
-RESULTS = Path(__file__).parents[1] / "results"
 SMALL = {
     "dataset": "glyphs",
     "size": 24,

@@ -4,7 +4,6 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,9 @@ from fedthe import cli
 from fedthe.report.data import Clients, Page, Score
 from fedthe.report.gather import gather
 from fedthe.report.page import write_page
+from helpers import RESULTS
 from report_pages import FIGURE_CONFIG, make_page, make_shown
 
-RESULTS = Path(__file__).parents[1] / "results"
 EVIL = "<img src=x onerror=alert(1)>"
 
 

@@ -10,7 +10,6 @@ import random
 import struct
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,14 +26,23 @@ from fedthe.data.imagenet32 import SHARED, read_map
 from fedthe.data.source import content_digest
 from fedthe.data.unpickle import load_pickle, read_batch
 from fedthe.errors import InputError
+from helpers import ROOT
+from written_data import (
+    CIFAR,
+    idx_bytes,
+    noise,
+    python2_batch,
+    tiny_files,
+    write_cifar,
+    write_cifar_101,
+    write_imagenet32,
+    write_mnist,
+    write_picture,
+    write_tiny,
+)
 
-CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-SAMPLE = Path(__file__).parents[2] / "shared/data/tiny-imagenet-20.zip"
-SHIFT_SAMPLE = Path(__file__).parents[2] / "shared/data/cifar10_natural_tiny_imagenet.npz"
-
-
-def noise(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+SAMPLE = ROOT.parent / "shared/data/tiny-imagenet-20.zip"
+SHIFT_SAMPLE = ROOT.parent / "shared/data/cifar10_natural_tiny_imagenet.npz"
 
 
 def fails(call: Callable[[], object], *words: object) -> str:
@@ -145,23 +153,6 @@ def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- idx
 
 
-def idx_bytes(array: np.ndarray) -> bytes:
-    return struct.pack(f">{1 + array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes()
-
-
-def write_mnist(path: Path, zipped: bool = False, rows: int = 20) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    for part, n in (("train", rows), ("t10k", rows // 2)):
-        for kind, array in (
-            ("images-idx3", noise(n, 28, 28)),
-            ("labels-idx1", np.arange(n, dtype=np.uint8) % 10),
-        ):
-            content = idx_bytes(array)
-            name = f"{part}-{kind}-ubyte" + (".gz" if zipped else "")
-            (path / name).write_bytes(gzip.compress(content, mtime=0) if zipped else content)
-    return path
-
-
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 @pytest.mark.parametrize("zipped", [False, True])
 def test_idx_files_load(tmp_path: Path, name: str, zipped: bool) -> None:
@@ -225,34 +216,6 @@ def test_one_flipped_byte_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 # ---------------------------------------------------------------- pickles
-
-
-def python2_batch(data: np.ndarray, labels: list[int], by_columns: bool = False) -> bytes:
-    """A batch as Python 2 pickled the published ones: byte strings, and the NumPy names of 2009."""
-    order = b"\x88" if by_columns else b"\x89"
-    content = data.tobytes("F" if by_columns else "C")
-    shape = b"".join(b"J" + struct.pack("<i", length) for length in data.shape)
-    return (
-        b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05("
-        + b"".join(b"K" + bytes([label]) for label in labels)
-        + b"eU\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09"
-        + (b"(K\x01" + shape + b"\x86cnumpy\ndtype\nq\x0aU\x02u1K\x00K\x01\x87Rq\x0b")
-        + (b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb" + order)
-        + (b"T" + struct.pack("<i", len(content)) + content + b"tbU\tfilenamesq\x0c]q\x0d(")
-        + b"".join(b"U\x05a.png" for _ in labels)
-        + b"eu."
-    )
-
-
-def write_cifar(path: Path, protocol: int = 3, rows: int = 10, old: bool = False) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
-    for seed, name in enumerate([*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]):
-        data, labels = noise(rows, 3072, seed=seed), [(seed + row) % 10 for row in range(rows)]
-        batch = {b"data": data, b"labels": labels, b"filenames": [b"x.png"] * rows}
-        (path / name).write_bytes(python2_batch(data, labels) if old else pickle.dumps(batch, protocol=protocol))
-    names = [name.encode() for name in CIFAR] if protocol < 5 else CIFAR
-    (path / "batches.meta").write_bytes(pickle.dumps({"label_names": names, "num_vis": 3072}, protocol=protocol))
-    return path
 
 
 @pytest.mark.parametrize("protocol", [1, 2, 3, 4, 5])
@@ -402,12 +365,6 @@ def test_foreign_class_names_are_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- CIFAR-10.1
 
 
-def write_cifar_101(folder: Path, version: str, rows: int) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / f"cifar10.1_{version}_data.npy", noise(rows, 32, 32, 3, seed=7))
-    np.save(folder / f"cifar10.1_{version}_labels.npy", np.arange(rows, dtype=np.int32) % 10)
-
-
 def test_cifar_101_is_taken_when_it_is_there(tmp_path: Path) -> None:
     path = write_cifar(tmp_path / "data/cifar10/cifar-10-batches-py").parent
     assert dict(load_dataset("cifar10", home=tmp_path).natural) == {}
@@ -450,30 +407,6 @@ def test_damaged_cifar_101_is_refused(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- ImageNet-32
-
-
-def write_imagenet32(path: Path) -> list[str]:
-    """Ten tiny training batches, a validation batch, and a map whose order, like the real one's, is not sorted."""
-    path.mkdir(parents=True)
-    wnids = [f"n{number:08d}" for number in range(1000)]
-    order = wnids.copy()
-    random.Random(0).shuffle(order)
-    (path / "map_clsloc.txt").write_text("".join(f"{wnid} {n} name_{wnid}\n" for n, wnid in enumerate(order, 1)))
-    label_of = {wnid: n for n, wnid in enumerate(order, 1)}
-    kept = [label_of[wnids[position]] for position in SHARED]
-    for number in range(1, 11):
-        labels = [*kept[(number - 1) * 9 : number * 9], *(label for label in range(1, 40) if label not in kept)]
-        data = noise(len(labels), 3072, seed=number)
-        batch = {"data": data, "labels": labels, "mean": np.zeros(3072)}
-        (path / f"train_data_batch_{number}").write_bytes(pickle.dumps(batch, protocol=3))
-    labels = [label for label in kept for _ in range(50)]
-    (path / "val_data").write_bytes(pickle.dumps({"data": noise(len(labels), 3072), "labels": labels}, protocol=3))
-    return [wnids[position] for position in SHARED]
-
-
-def write_picture(file: Path, colour: tuple[int, int, int], size: tuple[int, int] = (40, 30)) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(file)
 
 
 def test_imagenet32_keeps_the_86_classes(tmp_path: Path) -> None:
@@ -541,40 +474,6 @@ def test_imagenet32_wants_all_its_files(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- Tiny-ImageNet
-
-
-def tiny_files() -> dict[str, bytes]:
-    def jpeg(mode: str, colour: object) -> bytes:
-        file = io.BytesIO()
-        Image.new(mode, (64, 64), colour).save(file, "JPEG")  # type: ignore[arg-type]
-        return file.getvalue()
-
-    files = {
-        "wnids.txt": b"n02\nn01\n",
-        "words.txt": b"n01\tcrane, wading bird\nn02\tgoldfish, Carassius auratus\nn03\tcrane\n",
-        "val/val_annotations.txt": b"val_0.JPEG\tn01\t0\t0\t9\t9\nval_1.JPEG\tn02\t0\t0\t9\t9\nval_2.JPEG\tn03\n",
-        "val/images/val_0.JPEG": jpeg("RGB", (200, 0, 0)),
-        "val/images/val_1.JPEG": jpeg("L", 90),
-        "test/images/test_0.JPEG": b"never read",
-    }
-    for wnid, colour in (("n01", (255, 255, 255)), ("n02", (0, 0, 0))):
-        for number in range(2):
-            files[f"train/{wnid}/images/{wnid}_{number}.JPEG"] = jpeg("RGB", colour)
-        files[f"train/{wnid}/{wnid}_boxes.txt"] = b"boxes"
-    return files
-
-
-def write_tiny(target: Path, files: dict[str, bytes], top: str = "") -> Path:
-    if target.suffix != ".zip":
-        for name, content in files.items():
-            (target / top / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / top / name).write_bytes(content)
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(f"{top}{name}", content)
-    return target
 
 
 @pytest.mark.parametrize("target", ["tiny", "tiny.zip", "data/tiny_imagenet", "data/tiny_imagenet/tiny-200.zip"])

@@ -1,21 +1,20 @@
 """The federation: leak-free, complete, and locked by golden hashes."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import make_pool
 from fedthe.data import load_dataset
 from fedthe.data.corrupt import CORRUPTIONS
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import PUBLISHED, Dataset, Pool
 from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL
 from fedthe.errors import InputError
+from helpers import RESULTS, ROOT, make_pool
 
-SHIFT_SAMPLE = Path(__file__).parents[2] / "shared/data/cifar10_natural_tiny_imagenet.npz"
+SHIFT_SAMPLE = ROOT.parent / "shared/data/cifar10_natural_tiny_imagenet.npz"
 TESTS = ["original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc"]
 
 # The rows of these federations may never change: every published number rests on them. Hashes of whole manifests.
@@ -253,7 +252,7 @@ def test_published_shifts_keep_the_name_in_their_manifests():
 def test_the_manifests_of_the_published_results_are_still_the_same(cifar10_home, tmp_path):
     (tmp_path / "any name.npz").symlink_to(SHIFT_SAMPLE)
     dataset = load_dataset("cifar10", natural=f"npz:{tmp_path / 'any name.npz'}", home=cifar10_home)
-    (case, *_) = json.loads((Path(__file__).parents[1] / "results/main-dir0.1.json").read_text())["cases"]
+    (case, *_) = json.loads((RESULTS / "main-dir0.1.json").read_text())["cases"]
     assert {str(s): build(dataset, Settings(seed=s)).manifest_hash for s in range(3)} == case["manifests"]
 
 

@@ -8,52 +8,15 @@ import pytest
 import torch
 
 from fedthe import tree
-from fedthe.data.plan import Settings, build
-from fedthe.data.pool import Dataset, Pool
 from fedthe.engine.evaluate import answer_stream, make_views
-from fedthe.engine.fit import Optimizer
 from fedthe.engine.loop import make_fit
-from fedthe.engine.shards import Shards
 from fedthe.engine.train import deploy, start, train
-from fedthe.engine.visit import Training
 from fedthe.methods import ABLATIONS, METHODS
 from fedthe.methods.memo import Memo
-from fedthe.nets.cnn import CNN
 from fedthe.types import scale
-
-ALL = METHODS | ABLATIONS
-CLASSES, SIZE, SAMPLES = 3, 16, 6
-NET = CNN(CLASSES, size=SIZE)
-SETTINGS = Training(rounds=2, local_epochs=1, batch=8, crop=1, optimizer=Optimizer(lr=0.05))
-PAPER = (
-    *("fedavg", "gma", "memo_g", "fedavg_ft", "apfl", "fedrep", "ditto", "fedrod"),
-    *("knn_per", "ttt", "memo_p", "t3a", "fedthe", "fedthe_plus"),
-)
+from trained_methods import ALL, CLASSES, NET, PAPER, SAMPLES, SETTINGS, make_data, trained
 
 every_method = pytest.mark.parametrize("name", ALL)
-
-
-@cache
-def make_federation():
-    """Three clients with three classes that differ in brightness, under heavy noise."""
-    labels = np.arange(120) % CLASSES
-    noise = np.random.default_rng(0).integers(0, 200, (120, SIZE, SIZE, 3))
-    images = (noise + 25 * labels[:, None, None, None]).astype(np.uint8)
-    pool = Pool("made", images, labels, ("dark", "grey", "bright"))
-    return build(Dataset(pool), Settings(clients=3, dirichlet=1.0))
-
-
-@cache
-def make_data():
-    """The clients' shards, and a test stream of each."""
-    federation = make_federation()
-    streams = [stream.take(np.arange(SAMPLES)) for stream in federation.tests["mixture"]]
-    return Shards(federation), [(federation.images(s), federation.labels(s)) for s in streams]
-
-
-@cache
-def trained(method):
-    return train(method, make_data()[0], SETTINGS, seed=0)
 
 
 @cache

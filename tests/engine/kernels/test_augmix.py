@@ -15,7 +15,7 @@ from fedthe import rng
 from fedthe.data import augment
 from fedthe.data.augment import OPS, WORDS, augmix, augmix_rows, read_draws
 from fedthe.errors import InputError
-from test_corrupt import make_images
+from helpers import make_images
 
 HAS_CUDA, HAS_TRITON = torch.cuda.is_available(), importlib.util.find_spec("triton") is not None
 if HAS_TRITON:

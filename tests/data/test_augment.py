@@ -10,7 +10,7 @@ from fedthe import rng
 from fedthe.data import augment
 from fedthe.data.augment import OPS, WORDS, augmix, crop_and_flip, look_up, make_plan, read_draws, warp
 from fedthe.errors import InputError
-from test_corrupt import make_images
+from helpers import make_images
 
 PATH = (5, "views", 0)
 SHAPES = [(32, 32, 3), (28, 28, 1), (24, 40, 3)]

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.ndimage import zoom
 
 import oracles
 from fedthe.data.corrupt import CORRUPTIONS, corrupt, corrupt_mixed
 from fedthe.data.frost import SIZE, load_frost, make_frost
 from fedthe.errors import InputError
+from helpers import make_images
 
 SEED = 5
 FROST = [texture.numpy() for texture in make_frost()]
@@ -31,23 +31,6 @@ OFF = {
     "contrast": 1e-3,
     "elastic_transform": 1e-3,
 }
-
-
-def make_images(n: int, h: int, w: int, c: int, noise: float = 6.0) -> torch.Tensor:
-    """Smooth ground, a box and a disk with sharp edges, a flat black and a flat white corner, and some noise."""
-    random = np.random.default_rng(h * w * c)
-    y, x = np.mgrid[:h, :w]
-    images = np.empty((n, h, w, c))
-    for image in images:
-        ground = random.uniform(20, 220, (6, 6, c))
-        image[:] = zoom(ground, (h / 6, w / 6, 1), order=3)
-        top, left = random.integers(0, (h // 2, w // 2))
-        image[top : top + h // 3, left : left + w // 2] = random.uniform(0, 255, c)
-        disk = (y - random.uniform(0, h)) ** 2 + (x - random.uniform(0, w)) ** 2 < (h / 5) ** 2
-        image[disk] = 0.3 * image[disk] + 0.7 * random.uniform(0, 255, c)
-        image += random.normal(0, noise, image.shape)
-        image[:3, :3], image[-3:, -3:] = 0, 255
-    return torch.from_numpy(np.clip(images, 0, 255).astype(np.uint8))
 
 
 def judge(images: torch.Tensor, name: str, severity: int, items: torch.Tensor) -> torch.Tensor:
