@@ -15,6 +15,11 @@ WARM_UP = 2  # runs before a capture: kernels are compiled and libraries set up 
 Built = TypeVar("Built")
 
 
+def name_function(fn: Callable[..., Any]) -> Hashable:
+    """What a function does: bound methods of equal objects do the same, though they do not compare equal."""
+    return getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+
+
 class Replay:
     """Calls `work`, which only changes tensors in place; on a GPU as a graph, captured by `prepare`."""
 

@@ -8,6 +8,7 @@ the rows beside it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,15 @@ from ..errors import is_out_of_memory
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard, scale
-from .clients import split
+from . import client
+from .client import Fits, Received, Worked
+from .clients import Clients
 from .memory import OUT_OF_MEMORY, free_bytes, measure_bytes, wait
 from .program import Programs
-from .server import find_fault
 from .shards import stack_shards
-from .stacked_answers import RowViews, StackedViews, Workshop, group_streams, round_up
+from .stacked_answers import StackedSamples, StackedViews, Workshop, group_streams, round_up
 from .stacked_fit import Program, StackedFit, lift_convolutions
-from .visit import Answered, Question, Row, Visit, Visited
+from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
 
 MOST = 1024  # rows at a time: more fill no GPU better
 MARGIN = 0.8  # of the free memory is planned with
@@ -65,7 +67,7 @@ class Stack:
         self.together = 1024  # runs and clients: memory decides
         self._programs: Programs[Program] = Programs(self.device)
         self._workshop = Workshop(self.device, dtype, self._tune_in_chunks)
-        self._shards: dict[tuple[tuple[int, int], ...], tuple[Any, Shard]] = {}
+        self._shards: dict[Hashable, Shard] = {}
         self._fitting: dict[Hashable, int] = {}  # how many rows of a kind of work fit
         self._trying = False  # one row, to see what it takes
 
@@ -75,39 +77,65 @@ class Stack:
         def work(part: Sequence[Row], steps: int | None = None) -> Visited:
             return self._visit(visit, part, steps)
 
-        kind = ("visit", visit.method, visit.settings, visit.trains, visit.longest)
+        kind = ("visit", visit.methods, visit.settings, visit.longest)
         return _join(self._in_chunks(kind, rows, work, lambda part: work(part, 1)))
 
     def _visit(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> Visited:
-        method, notes, shards = visit.method, _Notes(), self._stack_shards(visit, rows)
-        fits = {phase: self._make_fit(visit, rows, phase, shards.real, steps) for phase in ("personal", "local")}
+        def one(row: Tensor, shared: Tree, received: list[Received], shard: Shard) -> Worked:
+            return client.work(visit.methods, Fits(*(fit.at(row) for fit in fits)), shared, received, shard)
 
-        def one(shared: Tree, mine: Tree, shard: Shard) -> tuple[dict[str, Tensor], Tree]:
-            mine = method.personalize(fits["personal"], shared, mine, shard)
-            own, notes.links = split(mine, shared)
-            notes.names = tuple(tree.flatten(mine))
-            return own, method.local(fits["local"], shared, mine, shard) if visit.trains else {}
-
+        shards, fits, received = self._prepare(visit, rows, steps)
+        shared = _rows_of_runs([server.shared for server in visit.servers], rows)
         with lift_convolutions(self.dtype):
-            own, uploads = torch.vmap(one)(
-                _rows_of_runs([progress.shared for progress in visit.reached], rows),
-                self._take_states(visit, rows),
-                shards,
-            )
-        losses = _last_losses(fits["personal"].log, fits["local"].log if visit.trains else None, shards.real)
+            worked = torch.vmap(one)(torch.arange(len(rows), device=self.device), shared, received, shards)
+        kept = tuple(tree.flatten(each) for each in worked.kept)
         # what vmap lifts is alike for all rows: so is its structure, and what is wrong with it
-        expected = tree.flatten(visit.reached[0].shared)
-        fault = find_fault(expected, tree.flatten(uploads), batched=True) if visit.trains else None
-        faults = dict.fromkeys(range(len(rows)), f"the upload's {fault}") if fault else {}
-        return Visited(notes.names, own, notes.links, {} if fault else uploads, losses, faults)
+        fault = find_structural_fault(visit.reached[0], worked.upload, kept, batched=True)
+        losses = worked.loss.to(self.device)
+        if fault:
+            return Visited({}, (), (), losses, dict.fromkeys(range(len(rows)), fault))
+        return Visited(worked.upload, kept, worked.averages, losses)
 
-    def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, real: Tensor, steps: int | None) -> StackedFit:
-        s, seeds = visit.settings, [run.seed for run in visit.runs]
-        epochs = s.epochs(phase)
-        keys = [
-            [rng.key(seed, phase, visit.round, epoch) for epoch in range(epochs)] for seed in seeds
-        ]  # what Fit draws with
+    def deploy(self, visit: Visit, clients: Sequence[int]) -> tuple[Tree, Tensor]:
+        def work(part: Sequence[Row], steps: int | None = None) -> tuple[Tree, Tensor]:
+            return self._deploy(visit, part, steps)
+
+        kind = ("deploy", visit.methods, visit.settings, visit.longest)
+        done = self._in_chunks(kind, [Row(0, k) for k in clients], work, lambda part: work(part, 1))
+        made, losses = zip(*(tree_and_losses for tree_and_losses, _ in done), strict=True)
+        counts = [kept for _, kept in done]
+        return _cat_trees(made, counts), _cat(losses, counts)
+
+    def _deploy(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> tuple[Tree, Tensor]:
+        (method,), (server,) = visit.methods, visit.servers
+
+        def one(row: Tensor, received: list[Received], shard: Shard) -> tuple[Tree, Tensor]:
+            return client.deploy(method, fits[0].at(row), server.shared, received[0], shard)
+
+        shards, fits, received = self._prepare(visit, rows, steps)
+        with lift_convolutions(self.dtype):
+            made, losses = torch.vmap(one)(torch.arange(len(rows), device=self.device), received, shards)
+        return made, losses.to(self.device)
+
+    def _prepare(
+        self, visit: Visit, rows: Sequence[Row], steps: int | None
+    ) -> tuple[Shard, list[StackedFit], list[Received]]:
+        """The rows' data, training, and what they received of each method, all stacked."""
+        shards = self._stack_shards(visit, rows)
+        fits = [self._make_fit(visit, rows, phase, shards, steps) for phase in ("personal", "local")]
+        received = []
+        for m in range(len(visit.methods)):
+            reached = [of_run[m] for of_run in visit.reached]
+            averages = _rows_of_runs([progress.averages for progress in reached], rows)
+            received.append(Received(averages, self._take_states([progress.clients for progress in reached], rows)))
+        return shards, fits, received
+
+    def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, shards: Shard, steps: int | None) -> StackedFit:
+        s, epochs = visit.settings, visit.settings.epochs(phase)
+        keys = [[rng.key(run.seed, phase, visit.round, epoch) for epoch in range(epochs)] for run in visit.runs]
         return StackedFit(
+            visit.methods[0].net,
+            shards,
             s.optimizer,
             epochs,
             s.batch,
@@ -116,30 +144,26 @@ class Stack:
             torch.tensor([keys[row.run] for row in rows], device=self.device).view(len(rows), epochs, 2),
             torch.tensor([row.client for row in rows], device=self.device),
             tuple(visit.runs[row.run].sizes[row.client] for row in rows),
-            real,
             self._programs,
             self.dtype,
             steps,
         )
 
-    def _take_states(self, visit: Visit, rows: Sequence[Row]) -> Tree:
-        states = []
-        for r, progress in enumerate(visit.reached):
-            ids = [row.client for row in rows if row.run == r]
-            if ids:
-                states.append(tree.map_leaves(lambda leaf: leaf.to(self.device), progress.mine.take(ids)))
-        return states[0] if len(states) == 1 else tree.map_leaves(lambda *leaves: torch.cat(leaves), *states)
+    def _take_states(self, clients: Sequence[Clients], rows: Sequence[Row]) -> Tree:
+        """What the rows' clients keep, of one method; the rows of a run are next to each other."""
+        ids = [[row.client for row in rows if row.run == r] for r in range(len(clients))]
+        states = [of_run.take(some) for of_run, some in zip(clients, ids, strict=True) if some]
+        return tree.map_leaves(lambda *leaves: torch.cat([leaf.to(self.device) for leaf in leaves]), *states)
 
     def _stack_shards(self, visit: Visit, rows: Sequence[Row]) -> Shard:
         """The rows' data; with full participation the same in every round, so the last few are kept."""
-        shards = [visit.runs[row.run].shards for row in rows]
-        key = tuple((id(of), row.client) for of, row in zip(shards, rows, strict=True))
+        key = (visit.longest, *((visit.runs[row.run].name, row.client) for row in rows))
         if key not in self._shards:
             while len(self._shards) >= 2:
                 del self._shards[next(iter(self._shards))]
-            stacked = stack_shards([of[row.client] for of, row in zip(shards, rows, strict=True)], visit.longest)
-            self._shards[key] = (shards, Shard(*(part.to(self.device) for part in stacked)))  # an id lives as its owner
-        return self._shards[key][1]
+            shards = [visit.runs[row.run].shards[row.client] for row in rows]
+            self._shards[key] = Shard(*(part.to(self.device) for part in stack_shards(shards, visit.longest)))
+        return self._shards[key]
 
     # answering
 
@@ -147,7 +171,8 @@ class Stack:
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
         """Streams of about the same length go side by side, the shorter ones filled up where that changes no answer."""
-        fillable, lengths = method.predictor.looks_back, [len(asked.images) for asked in questions]
+        # where samples are answered together, those filled up would change the answers to others
+        fillable, lengths = method.predictor.window in (None, 1), [len(asked.images) for asked in questions]
         answers: dict[int, Answered] = {}
         stacked = Shard(*(part.to(self.device) for part in stack_shards(shards)))
         for some in group_streams(lengths, fillable):
@@ -181,7 +206,7 @@ class Stack:
             return method.predictor.start(method, mine, shard)
 
         def one(mine: Tree, state: Tree, x: Tensor, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            answers, _ = method.predictor.stream(method, mine, state, x, RowViews(views, row))
+            answers, _ = method.answer(mine, state, StackedSamples(x, views, row))
             return answers.logits, answers.info
 
         mine = tree.take(deployed, of)
@@ -285,13 +310,6 @@ def _fill_up(images: np.ndarray, length: int) -> Tensor:
     return torch.cat([pixels, pixels[-1:].expand(length - len(pixels), *pixels.shape[1:])])
 
 
-class _Notes:
-    """What a lifted function says about the structure of its result, which is the same for every row."""
-
-    links: dict[str, str]
-    names: tuple[str, ...]
-
-
 def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
     """trees, one per run -> [rows, ...]"""
 
@@ -301,25 +319,26 @@ def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
     return tree.map_leaves(pick, *trees)
 
 
-def _last_losses(personal: Sequence[Tensor], local: Sequence[Tensor] | None, real: Tensor) -> Tensor:
-    """The last loss of the last phase [rows], or the first one of a row that is not finite."""
-    last, log = personal if local is None else local, [*personal, *(local or ())]
-    found = last[-1].float() if last else torch.zeros(len(real), device=real.device)
-    for losses in reversed(log):
-        found = torch.where(losses.isfinite(), found, losses.float())
-    return found
-
-
 def _join(parts: Sequence[tuple[Visited, int]]) -> Visited:
-    if len(parts) == 1 and len(parts[0][0].losses) == parts[0][1]:
-        return parts[0][0]
-    first = parts[0][0]
+    """The results of chunks, of which so many rows count."""
+    visited, counts = [part for part, _ in parts], [kept for _, kept in parts]
+    faults: dict[int, str] = {}
+    for first, part, kept in zip(itertools.accumulate(counts, initial=0), visited, counts, strict=False):
+        faults |= {first + row: fault for row, fault in part.faults.items() if row < kept}
+    losses = _cat([part.losses for part in visited], counts)
+    if faults:  # of all rows: their structure is the same
+        return Visited({}, (), (), losses, faults)
+    kept_leaves = [_cat_trees(each, counts) for each in zip(*(part.kept for part in visited), strict=True)]
+    averages = [_cat_trees(each, counts) for each in zip(*(part.averages for part in visited), strict=True)]
+    uploads = _cat_trees([part.uploads for part in visited], counts)
+    return Visited(uploads, tuple(kept_leaves), tuple(averages), losses)
 
-    def cat(*leaves: Tensor) -> Tensor:
-        return torch.cat([leaf[:kept] for leaf, (_, kept) in zip(leaves, parts, strict=True)])
 
-    own = {name: cat(*(part.own[name] for part, _ in parts)) for name in first.own}
-    uploads = tree.map_leaves(cat, *(part.uploads for part, _ in parts))
-    losses = cat(*(part.losses for part, _ in parts))
-    faults = dict.fromkeys(range(len(losses)), first.faults[0]) if first.faults else {}
-    return Visited(first.names, own, first.links, uploads, losses, faults)
+def _cat_trees(trees: Sequence[Tree], counts: Sequence[int]) -> Tree:
+    return tree.map_leaves(lambda *leaves: _cat(leaves, counts), *trees)
+
+
+def _cat(leaves: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    if len(leaves) == 1 and len(leaves[0]) == counts[0]:
+        return leaves[0]
+    return torch.cat([leaf[:kept] for leaf, kept in zip(leaves, counts, strict=True)])

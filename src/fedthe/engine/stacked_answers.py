@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,10 +16,11 @@ from torch import Tensor
 from .. import rng, tree
 from ..data.augment import augmix_rows
 from ..errors import InputError
-from ..methods.base import Answers, Method, OneSample, SideBySide, Step
+from ..methods.base import Answers, Method, Samples
+from ..methods.samples import OneSample, Step, join
 from ..tree import Tree
 from .outside import run_outside
-from .program import Programs, Replay
+from .program import Programs, Replay, name_function
 from .stacked_fit import lift_convolutions
 from .stacked_ops import empty_rows
 
@@ -51,13 +53,14 @@ class Workshop:
         self._walkers.clear()
 
     def tune_samples(
-        self, fn: OneSample, mine: Tree, views: StackedViews, row: Tensor, columns: Sequence[Tensor]
+        self, fn: OneSample, method: Method, mine: Tree, views: StackedViews, row: Tensor, columns: Sequence[Tensor]
     ) -> Tensor:
         """`fn` of every sample of every stream; mine [streams, ...], columns [streams, n, ...] -> [streams, n, ...]
 
         What a stream was filled up with is not asked for: its answers are zeros.
         """
         streams, n = columns[0].shape[:2]
+        name = (name_function(fn), method)
         sizes = [min(n, views.sizes[i]) for i in row.tolist()]
         samples = [n * stream + position for stream, size in enumerate(sizes) for position in range(size)]
 
@@ -66,36 +69,55 @@ class Workshop:
             client, position = which // n, which % n
             parts = [column[client, position][:, None] for column in columns]
             seen = (len(part), *views.shape)
-            key = (fn, seen, _shapes_of_rows(mine), *(each.shape for each in parts))  # for any number of streams
-            tuner = self._tuners.get(key, lambda: Tuner(fn, mine, seen, parts, self._dtype, self._tuners))
+            key = (name, seen, _shapes_of_rows(mine), *(each.shape for each in parts))  # for any number of streams
+            lifted = partial(fn, method)
+            tuner = self._tuners.get(key, lambda: Tuner(lifted, mine, seen, parts, self._dtype, self._tuners))
             views.draw(row[client], position, tuner.seen)
             return tuner(mine, client, parts)
 
-        done = self._in_chunks(("tune", fn, views.shape), samples, work)
+        done = self._in_chunks(("tune", name, views.shape), samples, work)
         tuned = torch.cat([part[:kept, 0] for part, kept in done])
         answers = tuned.new_zeros((streams * n, *tuned.shape[1:]))
         answers[torch.tensor(samples, device=self._device)] = tuned
         return answers.view(streams, n, *tuned.shape[1:])
 
-    def walk_streams(
-        self, step: Step, mine: Tree, state: Tree, x: Tensor, views: StackedViews, row: Tensor
+    def scan_streams(
+        self,
+        step: Step,
+        method: Method,
+        mine: Tree,
+        state: Tree,
+        views: StackedViews,
+        row: Tensor,
+        columns: Sequence[Tensor],
+        window: int,
     ) -> tuple[Answers, Tree]:
-        """All streams side by side, sample after sample; x [streams, n, c, h, w] -> answers [streams, n, ...]
+        """All streams side by side, window after window; columns [streams, n, ...] -> answers [streams, n, ...]
 
-        The walk ends with the longest stream; beyond it, where all are filled up, the last answer is repeated.
+        The scan ends with the longest stream; beyond it, where all are filled up, the last answers are repeated.
         """
-        n = x.shape[1]
-        seen = (len(row), *views.shape) if step.predictor.augments[0] else None
-        key = (step, seen, x.shape[:1] + x.shape[2:], *(_shapes(part) for part in (mine, state)))
-        walker = self._walkers.get(key, lambda: Walker(step, mine, state, x, seen, self._walkers))
-        walker.load(mine, state)
-        answers = []
-        for i in range(min(n, max(views.sizes[i] for i in row.tolist()))):
-            if walker.seen is not None:
-                views.draw(row, torch.full_like(row, i), walker.seen)
-            answers.append(walker(x[:, i : i + 1]))
-        answers += answers[-1:] * (n - len(answers))
-        return _join_answers(answers), tree.map_leaves(torch.clone, walker.state)
+        n, answers = columns[0].shape[1], []
+        end = min(n, max(views.sizes[i] for i in row.tolist()))
+        for first in range(0, end, window):
+            parts = [column[:, first : min(first + window, end)] for column in columns]
+            count = parts[0].shape[1]
+            if first == 0 or count < window:  # a last window that is shorter is another program
+                walker = self._get_walker(step, method, mine, state, parts, (len(row), count, *views.shape))
+                walker.load(mine, state)
+            if walker.seen.numel():
+                positions = first + torch.arange(count, device=row.device).expand(len(row), count)
+                views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), walker.seen.flatten(0, 1))
+            answers.append(walker(parts))
+            state = walker.state
+        answers += answers[-1:] * (n - end)  # streams are filled up only where a window is one sample
+        return join(answers, 1), tree.map_leaves(torch.clone, state)
+
+    def _get_walker(
+        self, step: Step, method: Method, mine: Tree, state: Tree, columns: Sequence[Tensor], seen: tuple[int, ...]
+    ) -> Walker:
+        shapes = (*(column.shape for column in columns), *(_shapes(part) for part in (mine, state)))
+        key = (name_function(step), method, seen, shapes)
+        return self._walkers.get(key, lambda: Walker(partial(step, method), mine, state, columns, seen, self._walkers))
 
 
 def round_up(n: int) -> int:
@@ -145,46 +167,39 @@ class StackedViews:
         seen = augmix_rows(self._pixels[row, position], self._keys[row], position, steps * count)
         out.copy_(seen.movedim(2, -1).unflatten(1, (steps, count)))
 
-    def draw_rows(self, row: Tensor, positions: Tensor) -> tuple[Tensor]:
+    def draw_rows(self, row: Tensor, positions: Tensor) -> Tensor:
         """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
         out = torch.empty((positions.numel(), *self.shape), device=row.device)
         if out.numel():  # none, where a predictor wants none
             self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
-        return (out.unflatten(0, positions.shape).movedim(-1, -3),)
+        rows: Tensor = out.unflatten(0, positions.shape).movedim(-1, -3)
+        return rows
 
 
-class RowViews(SideBySide):
-    """The views of one stream, seen from inside vmap."""
+class StackedSamples(Samples):
+    """The samples of one stream, as vmap sees them; all streams are answered side by side."""
 
-    def __init__(self, views: StackedViews, row: Tensor) -> None:
+    def __init__(self, x: Tensor, views: StackedViews, row: Tensor) -> None:
+        super().__init__(x, lambda positions: run_outside(views.draw_rows, row, positions.to(row.device)))
         self._views, self._row = views, row
 
-    def __call__(self, positions: Tensor) -> Tensor:
-        return run_outside(self._views.draw_rows, self._row, positions.to(self._row.device))[0]
+    def each(self, fn: OneSample, method: Method, mine: Tree, *columns: Tensor) -> Tensor:
+        def work(row: Tensor, mine: Tree, *columns: Tensor) -> Tensor:
+            return self._views.workshop.tune_samples(fn, method, mine, self._views, row, columns)
 
-    def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor:
-        flat, views = tree.flatten(mine), self._views
+        answers: Tensor = run_outside(work, self._row, mine, *columns)
+        return answers
 
-        def work(row: Tensor, *rest: Tensor) -> tuple[Tensor]:
-            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
-            return (views.workshop.tune_samples(fn, held, views, row, rest[len(flat) :]),)
+    def scan(
+        self, step: Step, method: Method, mine: Tree, state: Tree, *columns: Tensor, window: int = 1
+    ) -> tuple[Answers, Tree]:
+        def work(row: Tensor, mine: Tree, state: Tree, *columns: Tensor) -> tuple[Tensor, dict[str, Tensor], Tree]:
+            workshop = self._views.workshop
+            answers, last = workshop.scan_streams(step, method, mine, state, self._views, row, columns, window)
+            return answers.logits, answers.info, last
 
-        return run_outside(work, self._row, *flat.values(), *columns)[0]
-
-    def walk(self, step: Step, mine: Tree, state: Tree, x: Tensor) -> tuple[Answers, Tree]:
-        flat, begun, views = tree.flatten(mine), tree.flatten(state), self._views
-        info: list[str] = []
-
-        def work(row: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
-            first = tree.unflatten(dict(zip(begun, rest[len(flat) :], strict=True)))
-            answers, last = views.workshop.walk_streams(step, held, first, x, views, row)
-            info[:] = answers.info
-            return answers.logits, *answers.info.values(), *tree.flatten(last).values()
-
-        logits, *rest = run_outside(work, self._row, x, *flat.values(), *begun.values())
-        columns, last = dict(zip(info, rest, strict=False)), dict(zip(begun, rest[len(info) :], strict=True))
-        return Answers(logits, columns), tree.unflatten(last)
+        logits, info, last = run_outside(work, self._row, mine, state, *columns)
+        return Answers(logits, info), last
 
 
 class Tuner:
@@ -192,7 +207,7 @@ class Tuner:
 
     def __init__(
         self,
-        fn: OneSample,
+        fn: Callable[..., Tensor],
         mine: Tree,
         seen: tuple[int, ...],
         columns: Sequence[Tensor],
@@ -227,25 +242,25 @@ class Tuner:
 
 
 class Walker:
-    """One step of a predictor on every stream: a program that changes the streams' state in place."""
+    """A step of a scan on every stream: a program that changes the streams' state in place."""
 
     def __init__(
         self,
-        step: Step,
+        step: Callable[..., tuple[Answers, Tree]],
         mine: Tree,
         state: Tree,
-        x: Tensor,
-        seen: tuple[int, ...] | None,
+        columns: Sequence[Tensor],
+        seen: tuple[int, ...],
         programs: Programs[Walker],
     ) -> None:
         self._step = step
         self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)
         self.state = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), state)
-        self._x = torch.zeros_like(x[:, :1])
-        self.seen = None if seen is None else torch.zeros(seen, device=x.device)
+        self._columns = [torch.zeros_like(column, memory_format=torch.contiguous_format) for column in columns]
+        self.seen = torch.zeros(seen, device=columns[0].device)  # views [streams, window, steps, views, h, w, c]
         self._answers: dict[str, Tensor] = {}
         self.load(mine, state)
-        self._replay = Replay(self._work, x.device, programs.pool)
+        self._replay = Replay(self._work, columns[0].device, programs.pool)
         if programs.captures:
             self._replay.prepare()
 
@@ -253,32 +268,26 @@ class Walker:
         for buffers, values in ((self._mine, mine), (self.state, state)):
             tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), buffers, values)
 
-    def __call__(self, x: Tensor) -> Answers:
-        self._x.copy_(x)
+    def __call__(self, columns: Sequence[Tensor]) -> Answers:
+        for buffer, column in zip(self._columns, columns, strict=True):
+            buffer.copy_(column)
         self._replay()
         logits, *rest = (answer.clone() for answer in self._answers.values())
         return Answers(logits, dict(zip(list(self._answers)[1:], rest, strict=True)))
 
     def _work(self) -> None:
-        def one(mine: Tree, state: Tree, x: Tensor, *seen: Tensor) -> tuple[dict[str, Tensor], Tree]:
-            answers, after = self._step(mine, state, x, *seen)
+        def one(mine: Tree, state: Tree, seen: Tensor, *columns: Tensor) -> tuple[dict[str, Tensor], Tree]:
+            answers, after = self._step(mine, state, seen, *columns)
             return {"": answers.logits, **answers.info}, after
 
-        views = () if self.seen is None else (self.seen.movedim(-1, -3),)
         with torch.no_grad(), lift_convolutions(torch.float32):
-            answers, after = torch.vmap(one)(self._mine, self.state, self._x, *views)
+            answers, after = torch.vmap(one)(self._mine, self.state, self.seen.movedim(-1, -3), *self._columns)
         for name, answer in answers.items():
             self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)
         if _shapes(after) != _shapes(self.state):
-            raise InputError("a predictor's step must leave the leaves, shapes and types of its state as they are.")
+            raise InputError("a predictor must return a state with the leaves, shapes and dtypes it was given.")
         # the answers first, and a copy: both may be views of the state before
         tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, tree.map_leaves(torch.clone, after))
-
-
-def _join_answers(answers: Sequence[Answers]) -> Answers:
-    """Of one sample each [streams, 1, ...] -> of all of them [streams, n, ...]."""
-    info = {name: torch.cat([each.info[name] for each in answers], 1) for name in answers[0].info}
-    return Answers(torch.cat([each.logits for each in answers], 1), info)
 
 
 def _shapes(part: Tree) -> Hashable:

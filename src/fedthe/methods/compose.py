@@ -1,0 +1,39 @@
+"""From parts to a method, and from a method to plain data."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from ..nets.net import Net
+from .base import Method, Personal, Rounds
+from .predictor import Predictor
+
+Part: TypeAlias = Rounds | Personal | Predictor
+Recipe: TypeAlias = tuple[Part, ...] | Part | type[Part]
+
+PLACES: dict[str, type[Part]] = {"rounds": Rounds, "personal": Personal, "predictor": Predictor}
+
+
+def compose(net: Net, recipe: Recipe) -> Method:
+    """A method of these parts. A part may be rounds and personal in one; what is not given is FedAvg's."""
+    places: dict[str, Any] = {}
+    for part in recipe if isinstance(recipe, tuple) else (recipe,):
+        part = part() if isinstance(part, type) else part
+        found = [name for name, kind in PLACES.items() if isinstance(part, kind)]
+        if not found:
+            raise InputError(f"{part!r} is not a part of a method; derive it from Rounds, Personal or Predictor.")
+        for name in found:
+            if name in places:
+                raise InputError(f"{places[name]!r} and {part!r} are both {name} parts; a method has one.")
+            places[name] = part
+    return Method(net, **places)
+
+
+def describe(value: Any) -> dict[str, Any]:
+    """A method or a part as plain data, for records: its class and its hyperparameters, nested ones too."""
+    values: dict[str, Any] = {"is": f"{type(value).__module__}.{type(value).__qualname__}"}
+    for name in value.__dataclass_fields__:
+        inner = getattr(value, name)
+        values[name] = describe(inner) if hasattr(inner, "__dataclass_fields__") else inner
+    return values
