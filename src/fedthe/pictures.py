@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .corruptions import CORRUPTIONS
 from .data.plan import Federation
 from .data.shifts import CORRUPTED, Stream
 from .store import whole_file
@@ -99,15 +100,13 @@ def pick_client(federation: Federation) -> int:
 
 
 def _caption(federation: Federation, stream: Stream) -> list[str]:
-    from .data.corrupt import CORRUPTIONS
-
-    names = tuple(CORRUPTIONS)
     captions = []
     for source, row, label in zip(stream.source, stream.rows, federation.labels(stream), strict=True):
         caption = clean(federation.pool.classes[label], 14)
         if source == CORRUPTED:
             kind = federation.corruptions[np.searchsorted(federation.test_rows, row)]
-            caption += "\n" + names[kind].replace("_", " ").removesuffix(" transform").removesuffix(" compression")
+            name = CORRUPTIONS[kind].removesuffix("_transform").removesuffix("_compression")
+            caption += "\n" + name.replace("_", " ")
         captions.append(caption)
     return captions
 

@@ -6,8 +6,10 @@ import torch
 from PIL import Image
 
 import oracles
-from fedthe.data.corrupt import CORRUPTIONS, corrupt, corrupt_mixed
-from fedthe.data.frost import SIZE, load_frost, make_frost
+from fedthe.corruptions import CORRUPTIONS, corrupt, corrupt_mixed
+from fedthe.corruptions.frost import SIZE, make_frost
+from fedthe.corruptions.table import TABLE
+from fedthe.data.frost import load_frost
 from fedthe.errors import InputError
 from helpers import make_images
 
@@ -247,7 +249,7 @@ def test_frost_photographs_that_are_not_there(tmp_path) -> None:
 
 def test_bad_input_is_refused() -> None:
     images, items = make_images(2, 32, 32, 3), torch.arange(2)
-    with pytest.raises(InputError, match="'motion_blur'"):
+    with pytest.raises(InputError, match="did you mean motion_blur"):
         corrupt(images, "motionblur", 5, items, SEED)
     for severity in (0, 6, 2.5):
         with pytest.raises(InputError, match="1, 2, 3, 4 or 5"):
@@ -260,6 +262,11 @@ def test_bad_input_is_refused() -> None:
             corrupt(images, "fog", 1, wrong, SEED)
     with pytest.raises(InputError, match="one kind per image"):
         corrupt_mixed(images, torch.tensor([0, 15]), 1, items, SEED)
+
+
+def test_every_corruption_is_in_the_table_in_order() -> None:
+    assert tuple(TABLE) == CORRUPTIONS
+    assert all(len(values) == 5 for entry in TABLE.values() for values in entry.settings.values())
 
 
 def test_no_images_are_no_trouble() -> None:
