@@ -14,7 +14,7 @@ The result for an image does not depend on the rest of the batch, the batch size
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
@@ -47,12 +47,7 @@ CORRUPTIONS = (
 
 
 def corrupt(
-    images: Tensor,
-    name: str,
-    severity: int,
-    items: Tensor,
-    seed: int,
-    frost: Sequence[Tensor] | Tensor | None = None,
+    images: Tensor, name: str, severity: int, items: Tensor, seed: int, frost: Iterable[Tensor] | None = None
 ) -> Tensor:
     """Apply the corruption `name` at `severity` 1 to 5 to `images`, uint8 [n, height, width, 1 or 3].
 
@@ -86,12 +81,7 @@ def corrupt(
 
 
 def corrupt_mixed(
-    images: Tensor,
-    kinds: Tensor,
-    severity: int,
-    items: Tensor,
-    seed: int,
-    frost: Sequence[Tensor] | Tensor | None = None,
+    images: Tensor, kinds: Tensor, severity: int, items: Tensor, seed: int, frost: Iterable[Tensor] | None = None
 ) -> Tensor:
     """Apply to each image i its own corruption, CORRUPTIONS[kinds[i]]; `kinds` is int [n]."""
     import torch
