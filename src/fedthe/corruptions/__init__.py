@@ -58,7 +58,7 @@ def corrupt(
 
     from ..images import check_images
     from .frost import enlarge_frost, make_frost
-    from .shared import GROUPED, Draws, values_at_a_time
+    from .shared import GROUPED, ItemDraws, values_at_a_time
     from .table import TABLE
 
     if name not in TABLE:
@@ -75,7 +75,7 @@ def corrupt(
     done = torch.empty_like(images, memory_format=torch.contiguous_format)
     for start in range(0, len(images), step):
         part = slice(start, start + step)
-        draws = Draws((seed, "corrupt", name), items[part].to(images.device))
+        draws = ItemDraws((seed, "corrupt", name), items[part].to(images.device))
         done[part] = entry.apply(images[part].contiguous(), draws, **setting)
     return done
 

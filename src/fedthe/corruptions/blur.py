@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .mixing import cross, make_mix, mix_pixels, read, scale_rows, streak
-from .shared import Draws, gaussian, mirror, to_bytes, zoom_places
+from .shared import ItemDraws, gaussian, mirror, to_bytes, zoom_places
 
 
-def defocus_blur(x: Tensor, draws: Draws, radius: float, rim: float) -> Tensor:
+def defocus_blur(x: Tensor, draws: ItemDraws, radius: float, rim: float) -> Tensor:
     return to_bytes(mix_pixels(x, _make_defocus(x.shape[1], x.shape[2], radius, rim)))
 
 
@@ -31,7 +31,7 @@ def _make_defocus(h: int, w: int, radius: float, rim: float) -> Tensor:
     return make_mix(kernel[i, j] * cross(down[i], across[j]) for i, j in np.argwhere(kernel > 0))
 
 
-def glass_blur(x: Tensor, draws: Draws, sigma: float, passes: int) -> Tensor:
+def glass_blur(x: Tensor, draws: ItemDraws, sigma: float, passes: int) -> Tensor:
     """Each pixel takes the value of a neighbour above or to the left, between two light blurs.
 
     The loop of CIFAR-10-C means to swap two pixels but assigns NumPy views, so that it copies one onto the other. It
@@ -64,11 +64,11 @@ def _make_glass(h: int, w: int, sigma: float) -> Tensor:
     return make_mix([cross(down, across)])
 
 
-def motion_blur(x: Tensor, draws: Draws, radius: int, sigma: float) -> Tensor:
+def motion_blur(x: Tensor, draws: ItemDraws, radius: int, sigma: float) -> Tensor:
     return streak(x, draws.words("angle", 1)[:, 0], radius, sigma, -45)
 
 
-def zoom_blur(x: Tensor, draws: Draws, end: float) -> Tensor:
+def zoom_blur(x: Tensor, draws: ItemDraws, end: float) -> Tensor:
     return to_bytes(mix_pixels(x, _make_zoom(x.shape[1], x.shape[2], end)))
 
 

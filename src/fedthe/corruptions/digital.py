@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .shared import Draws, gaussian, in_cache, mirror, to_bytes
+from .shared import ItemDraws, gaussian, in_cache, mirror, to_bytes
 
 
-def contrast(x: Tensor, draws: Draws, keep: float) -> Tensor:
+def contrast(x: Tensor, draws: ItemDraws, keep: float) -> Tensor:
     mean = x.sum((1, 2), keepdim=True) / float(x.shape[1] * x.shape[2])
     return to_bytes((x - mean).mul_(keep).add_(mean))
 
 
-def elastic_transform(x: Tensor, draws: Draws, push: float, sigma: float, jitter: float) -> Tensor:
+def elastic_transform(x: Tensor, draws: ItemDraws, push: float, sigma: float, jitter: float) -> Tensor:
     """An affine map, then smoothed displacements; the settings are shares of the image's side."""
     size = min(x.shape[1:3])
     planes = _warp_affine(x.permute(0, 3, 1, 2).float(), draws, jitter * size)
@@ -26,7 +26,7 @@ def elastic_transform(x: Tensor, draws: Draws, push: float, sigma: float, jitter
     return to_bytes(planes.permute(0, 2, 3, 1))
 
 
-def _warp_affine(planes: Tensor, draws: Draws, jitter: float) -> Tensor:
+def _warp_affine(planes: Tensor, draws: ItemDraws, jitter: float) -> Tensor:
     """Three points of each image move by up to `jitter` and take the image along; float [n, c, h, w].
 
     As in the OpenCV of CIFAR-10-C, places are rounded to 1/32 pixel: the weights are whole numbers, the sums exact.
@@ -45,12 +45,12 @@ def _warp_affine(planes: Tensor, draws: Draws, jitter: float) -> Tensor:
     return total.mul_(1 / 1024)
 
 
-def _affine_places(draws: Draws, h: int, w: int, jitter: float) -> tuple[Tensor, Tensor]:
+def _affine_places(draws: ItemDraws, h: int, w: int, jitter: float) -> tuple[Tensor, Tensor]:
     """Where each pixel of the result reads, across and down, in 1/32 pixel: int32 [n, h, w] each.
 
     In double precision, which not every device has, so on the CPU: it is only a few numbers.
     """
-    cells = Draws(draws.path, draws.items.cpu()).words("points", 6) >> 9
+    cells = ItemDraws(draws.path, draws.items.cpu()).words("points", 6) >> 9
     moves = ((cells + 0.5) * (2.0**-22) - 1).mul_(jitter).view(-1, 3, 2)
     x, y, arm = h // 2, w // 2, min(h, w) // 3
     points = torch.tensor([[x + arm, y + arm], [x + arm, y - arm], [x - arm, y - arm]], dtype=torch.float32)
@@ -70,7 +70,7 @@ def _affine_places(draws: Draws, h: int, w: int, jitter: float) -> tuple[Tensor,
     return places(*back[0]), places(*back[1])
 
 
-def _displace(planes: Tensor, draws: Draws, push: float, weights: np.ndarray) -> Tensor:
+def _displace(planes: Tensor, draws: ItemDraws, push: float, weights: np.ndarray) -> Tensor:
     """Each pixel reads a little aside, by a smoothed random field; the image is mirrored beyond its border pixels."""
     n, _, h, w = planes.shape
     field = draws.uniform("field", 2 * h * w).mul_(2).sub_(1).view(n, 2, h, w)
@@ -104,7 +104,7 @@ def _smooth(x: Tensor, weights: np.ndarray, dim: int) -> Tensor:
     return total
 
 
-def pixelate(x: Tensor, draws: Draws, share: float) -> Tensor:
+def pixelate(x: Tensor, draws: ItemDraws, share: float) -> Tensor:
     ups = []
     for dim in (2, 1):  # Pillow goes across first, and rounds in between
         side = x.shape[dim]
@@ -126,7 +126,7 @@ def _box(side: int, small: int) -> tuple[np.ndarray, np.ndarray]:
     return inside.argmax(1), side - 1 - inside[:, ::-1].argmax(1)
 
 
-def jpeg_compression(x: Tensor, draws: Draws, quality: int) -> Tensor:
+def jpeg_compression(x: Tensor, draws: ItemDraws, quality: int) -> Tensor:
     _, h, w, c = x.shape
     code = _code_together if c == 3 and h % 16 == w % 16 == 0 else _code_apart
     return in_cache(lambda part: code(part, quality), x.cpu()).to(x.device)  # a JPEG has at most 65,500 rows

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .shared import Draws, to_bytes
+from .shared import ItemDraws, to_bytes
 
 GUIDE = 11  # leading bits of a draw that usually decide
 
 
-def gaussian_noise(x: Tensor, draws: Draws, scale: float) -> Tensor:
+def gaussian_noise(x: Tensor, draws: ItemDraws, scale: float) -> Tensor:
     return to_bytes(draws.normal("noise", x[0].numel()).mul_(255 * scale).view(x.shape).add_(x))
 
 
-def shot_noise(x: Tensor, draws: Draws, photons: int) -> Tensor:
+def shot_noise(x: Tensor, draws: ItemDraws, photons: int) -> Tensor:
     """Photon counts: Poisson with mean level / 255 * photons, by the inverse of its distribution function."""
     thresholds, values, guide = (t.to(x.device) for t in _count_photons(photons))
     level, draw = x.flatten().long(), draws.words("noise", x[0].numel()).flatten()
@@ -52,7 +52,7 @@ def _count_photons(photons: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.from_numpy(thresholds), torch.from_numpy(byte.copy()), torch.from_numpy(guide)
 
 
-def impulse_noise(x: Tensor, draws: Draws, amount: float) -> Tensor:
+def impulse_noise(x: Tensor, draws: ItemDraws, amount: float) -> Tensor:
     """Turn a share of the values, each channel on its own, into white or black, half of them each."""
     draw = draws.uniform("noise", x[0].numel()).view(x.shape)
     return x.masked_fill(draw < amount, 0).masked_fill_(draw < amount / 2, 255)

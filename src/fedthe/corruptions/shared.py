@@ -26,7 +26,7 @@ def in_cache(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return torch.cat([work(*rows) for rows in zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)])
 
 
-class Draws(NamedTuple):
+class ItemDraws(NamedTuple):
     """Draws for each image, keyed by `path` and the image's item. `what` says what they are for."""
 
     path: tuple[int | str, ...]

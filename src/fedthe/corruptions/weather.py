@@ -9,11 +9,19 @@ from torch import Tensor
 
 from ..errors import InputError
 from .mixing import streak
-from .shared import Draws, in_cache, luma, to_bytes, zoom_places
+from .shared import ItemDraws, in_cache, luma, to_bytes, zoom_places
 
 
 def snow(
-    x: Tensor, draws: Draws, mean: float, std: float, zoom: float, floor: float, radius: int, sigma: float, keep: float
+    x: Tensor,
+    draws: ItemDraws,
+    mean: float,
+    std: float,
+    zoom: float,
+    floor: float,
+    radius: int,
+    sigma: float,
+    keep: float,
 ) -> Tensor:
     """Noise above `floor` is flakes, which leave streaks and fall twice, once upside down, over a paler image."""
     n, h, w, _ = x.shape
@@ -39,7 +47,7 @@ def _enlarge(layers: Tensor, factor: float) -> Tensor:
     return layers
 
 
-def frost(x: Tensor, draws: Draws, keep: float, add: float, textures: Sequence[Tensor]) -> Tensor:
+def frost(x: Tensor, draws: ItemDraws, keep: float, add: float, textures: Sequence[Tensor]) -> Tensor:
     """Add a random crop of a random texture."""
     _, h, w, c = x.shape
     draw = draws.words("crop", 3)
@@ -59,7 +67,7 @@ def frost(x: Tensor, draws: Draws, keep: float, add: float, textures: Sequence[T
     return to_bytes(crops.mul_(add).add_(x * keep))
 
 
-def fog(x: Tensor, draws: Draws, thickness: float, decay: float) -> Tensor:
+def fog(x: Tensor, draws: ItemDraws, thickness: float, decay: float) -> Tensor:
     n, h, w, _ = x.shape
     side = 1 << (max(h, w) - 1).bit_length()
     bumps = draws.uniform("plasma", side * side).mul_(2).sub_(1)
@@ -94,7 +102,7 @@ def _diamond_square(bumps: Tensor, decay: float) -> Tensor:
     return plasma.div_(plasma.amax((0, 1)))
 
 
-def brightness(x: Tensor, draws: Draws, more: float) -> Tensor:
+def brightness(x: Tensor, draws: ItemDraws, more: float) -> Tensor:
     """Raise the value at the same hue and saturation: all channels grow by one factor, and black becomes grey."""
     value = x.amax(3, keepdim=True).float()
     raised = (value + 255 * more).clamp_(max=255)
