@@ -4,7 +4,7 @@ Hendrycks and Dietterich, "Benchmarking neural network robustness to common corr
 https://arxiv.org/abs/1903.12261. The constants are those of CIFAR-10-C.
 
 `table.py` lists each corruption with its function and its settings. To add one, write its function in the module of its
-kind, enter it there, and append its name to CORRUPTIONS below.
+kind, add it to that table, and append its name to CORRUPTIONS below. (Every test row then draws its corruption anew.)
 
 The result for an image does not depend on the rest of the batch, the batch size, the order or the number of threads:
 - every draw is keyed by (seed, "corrupt", name) and the image's item, and by nothing else;
