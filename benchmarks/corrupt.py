@@ -19,8 +19,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from fedthe.data.corrupt import CORRUPTIONS, corrupt, corrupt_mixed
-from fedthe.data.frost import make_frost
+from fedthe.corruptions import CORRUPTIONS, corrupt, corrupt_mixed
+from fedthe.corruptions.frost import make_frost
 from fedthe.store import write_json
 
 HERE = Path(__file__).resolve().parent

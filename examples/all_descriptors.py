@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from fedthe.config import make_config
 from fedthe.experiment import Deployed, deploy_all
-from fedthe.study.figures import average, rate
+from fedthe.study.figures.base import average
+from fedthe.study.figures.inside import rate
 
 
 def show(deployed: Deployed) -> dict[str, float]:

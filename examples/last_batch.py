@@ -24,7 +24,8 @@ from fedthe.experiment import Deployed
 from fedthe.methods.finetune import FineTune
 from fedthe.nets import CNN
 from fedthe.records import load_progress, read_json
-from fedthe.study.figures import average, rate
+from fedthe.study.figures.base import average
+from fedthe.study.figures.inside import rate
 
 CLIENTS, ROWS = 20, 1500  # and so many of each client
 

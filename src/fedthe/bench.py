@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from . import rng, store, tree
 from .config import OPTIMIZERS
 from .data.partition import Split
-from .data.plan import CORRUPTION_KINDS, Federation, Settings
+from .data.plan import Federation, Settings
 from .data.pool import Dataset, Pool
 from .engine.fit import Optimizer
 from .engine.memory import wait
@@ -508,12 +508,12 @@ class Lab:
         return Measured(timed.median / count, timed, need, scaled, details)
 
     def time_corruption(self) -> Measured:
-        from .data.corrupt import corrupt_mixed
+        from .corruptions import CORRUPTIONS, corrupt_mixed
 
         device, n = self.make_engine().device, self.sizes.corrupted
         images = torch.from_numpy(make_images(np.arange(n) % CLASSES)).to(device)
         items = torch.arange(n, device=device)
-        kinds = items % CORRUPTION_KINDS
+        kinds = items % len(CORRUPTIONS)
         timed = time_calls(lambda: corrupt_mixed(images, kinds, SEVERITY, items, 0), self.sizes.repeats, device)
         scaled = f"{n:,} images" if n < FULL.corrupted else None
         return Measured(FULL.corrupted / n * timed.median, timed, need_of_copy(FULL.corrupted), scaled)

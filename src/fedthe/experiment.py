@@ -26,8 +26,9 @@ import torch
 
 from . import records, store, tree
 from .config import Config, make_config
+from .corruptions import CORRUPTION_VERSION
 from .data import load_dataset
-from .data.plan import CORRUPTION_VERSION, Federation, build
+from .data.plan import Federation, build
 from .data.pool import Pool
 from .engine.beside import Beside
 from .engine.evaluate import answer_stream, score

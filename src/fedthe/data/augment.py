@@ -32,7 +32,7 @@ from torch.nn.functional import grid_sample, pad
 
 from .. import rng
 from ..errors import InputError
-from .images import check_images
+from ..images import check_images
 
 OPS = (
     "autocontrast",

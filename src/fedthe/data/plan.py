@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import rng
+from ..corruptions import CORRUPTION_VERSION, CORRUPTIONS
 from ..errors import InputError
 from ..store import cached, content_hash
 from ..text import clean
@@ -22,9 +23,6 @@ from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CORRUPTION_KINDS = 15  # of CIFAR-C; `corrupt.CORRUPTIONS` names them, but importing it costs torch
-CORRUPTION_VERSION = 1  # raised when corrupt.py's pixels change, so that no cached copy of the old ones is taken
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Federation:
     @cached_property
     def corruptions(self) -> np.ndarray:
         """Which of the 15 corruptions each of `test_rows` gets [test rows]; a row has one, wherever it is met."""
-        drawn = rng.integers(rng.key(self.settings.seed, "corruption"), self.test_rows, 1, 0, CORRUPTION_KINDS)
+        drawn = rng.integers(rng.key(self.settings.seed, "corruption"), self.test_rows, 1, 0, len(CORRUPTIONS))
         return np.asarray(drawn[:, 0])
 
     @cached_property
@@ -102,7 +100,7 @@ class Federation:
         def make() -> dict[str, np.ndarray]:
             import torch
 
-            from .corrupt import corrupt_mixed
+            from ..corruptions import corrupt_mixed
 
             images = corrupt_mixed(
                 torch.from_numpy(clean),

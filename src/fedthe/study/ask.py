@@ -26,7 +26,8 @@ from ..engine.pick import pick_engine
 from ..errors import InputError
 from ..text import say_value
 from .bill import bill_case, bill_pretraining, bill_tables
-from .figures import POINTS, plan_figure
+from .figures import plan_figure
+from .figures.curves import POINTS
 from .show import say_duration
 from .tables import Table, plan_cases
 

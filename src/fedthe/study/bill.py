@@ -15,7 +15,7 @@ from ..experiment import group_by_training, make_methods
 from ..methods.base import Method, Predictor, describe, find_sender
 from ..methods.memo import Memo
 from ..store import content_hash
-from .probing import MODES, PRETRAIN_EPOCHS
+from .figures.probing import MODES, PRETRAIN_EPOCHS
 from .tables import Table, plan_cases
 
 POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; the second is rounded

@@ -1,4 +1,4 @@
-"""Splits drawn anew in every round: who trains on what, and what comes of it."""
+"""Splits redrawn in every round: who trains on what, and what the leak adds."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ import torch
 from fedthe import rng, tree
 from fedthe.config import make_config
 from fedthe.data.partition import Split
-from fedthe.data.plan import build
+from fedthe.data.plan import Settings, build
 from fedthe.engine.fit import Fit
-from fedthe.experiment import deploy_all
+from fedthe.experiment import deploy_all, run
 from fedthe.study.figures import draw_figure, measure_figure
-from fedthe.study.leak import deploy_reshuffled, reshuffle
+from fedthe.study.figures.leak import deploy_reshuffled, reshuffle
 from fedthe.types import Shard
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6, "crop": 0, "flip": False}
@@ -26,8 +26,6 @@ def settings(tmp_path):
 
 
 def test_reshuffled_splits_hold_the_same_rows_in_other_places(dataset):
-    from fedthe.data.plan import Settings
-
     splits = build(dataset, Settings(clients=4)).clients
     first, second = reshuffle(splits, 0, 0), reshuffle(splits, 0, 1)
     for frozen, one, two in zip(splits, first, second, strict=True):
@@ -75,9 +73,7 @@ def test_both_ways_are_measured_and_drawn(settings, tmp_path):
     data = measured["data"]
     assert list(data) == ["frozen", "reshuffled", "gains"]
     assert list(data["frozen"]) == list(data["reshuffled"]) == ["fedavg", "fedthe"]
-    import fedthe
-
-    results = fedthe.run(**settings | {"seeds": [0, 1], "methods": ["fedavg", "fedthe"]})
+    results = run(**settings | {"seeds": [0, 1], "methods": ["fedavg", "fedthe"]})
     for method, cells in results.table().items():
         for test, mean in cells.items():
             assert data["frozen"][method][test]["mean"] == pytest.approx(mean)

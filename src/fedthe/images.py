@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from .errors import InputError
 
 
 def check_images(images: Tensor, items: Tensor, what_for: str) -> None:

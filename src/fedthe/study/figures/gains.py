@@ -1,0 +1,37 @@
+"""The accuracy gain of every method over fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...errors import InputError
+from .. import draw
+from .base import BASELINE, OURS, PAPER, Figure, average, run_whole
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """The accuracy of every method in percent, and its gain over the baseline on the same seed and client."""
+    if BASELINE not in config.methods or len(config.methods) < 2:
+        raise InputError(f"gains are over {BASELINE}; name it among the methods, and another.")
+    rows = run_whole(config).rows
+    base = {(row.seed, row.test, row.client): row.accuracy for row in rows if row.method == BASELINE}
+    accuracy: dict[str, Any] = {}
+    gains: dict[str, Any] = {}
+    for method in config.methods:
+        mine = [row for row in rows if row.method == method]
+        accuracy[method] = average((row.test, row.seed, row.accuracy) for row in mine)
+        gains[method] = average(
+            (row.test, row.seed, row.accuracy - base[row.seed, row.test, row.client]) for row in mine
+        )
+    del gains[BASELINE]
+    return {"baseline": BASELINE, "accuracy": accuracy, "gains": gains}
+
+
+FIGURE = Figure(
+    "Accuracy gain over FedAvg + FT",
+    PAPER | {"methods": [BASELINE, "memo_p", "t3a", "fedrod", "fedrep", *OURS]},
+    measure,
+    draw.draw_gains,
+    fixed=False,
+)
