@@ -14,9 +14,10 @@ from ...engine.evaluate import Scores, score
 from ...engine.visit import Question
 from ...errors import InputError
 from ...experiment import Deployed
-from ...methods.base import Answers, Method, Predictor, Views
+from ...methods.base import Answers, Method, Predictor, Samples
 from ...methods.fedthe import HeadEnsemble
 from ...methods.head_ensemble import find_weight, measure_gap, mix, smooth
+from ...methods.two_heads import heads
 from ...tree import Tree
 from ...types import Shard
 from .base import Found
@@ -51,18 +52,19 @@ class Watched(Predictor):
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         return self.ensemble.start(method, mine, shard)
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        return self.stream(method, mine, state, x, None)
-
-    def stream(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None) -> tuple[Answers, Tree]:
-        answers, after = self.ensemble.stream(method, mine, state, x, views)
-        h, of_global, of_personal = method.heads(mine, x)  # type: ignore[attr-defined]
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        answers, after = self.ensemble.answer(method, mine, state, samples)
+        h, of_global, of_personal = heads(method.net, mine, samples.x)
         seen = {"h": h, "of_global": of_global, "of_personal": of_personal}
         return Answers(answers.logits, answers.info | seen), after
 
     @property
-    def looks_back(self) -> bool:
-        return self.ensemble.looks_back
+    def window(self) -> int | None:
+        return self.ensemble.window
+
+    @property
+    def augments(self) -> tuple[int, int]:
+        return self.ensemble.augments
 
 
 class Seen(NamedTuple):

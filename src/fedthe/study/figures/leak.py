@@ -19,7 +19,7 @@ from ...data.partition import Split
 from ...data.plan import lay_out
 from ...engine.shards import Shards
 from ...engine.train import deploy_some, start, train_round
-from ...engine.visit import Progress, Run
+from ...engine.visit import Progress, Run, Visit
 from ...errors import Failed
 from ...experiment import Deployed, deploy_all, group_by_training
 from ...methods.base import Method
@@ -72,10 +72,11 @@ def _train_reshuffled(
     for number in range(config.rounds):
         splits = [reshuffle(each.federation.clients, each.seed, number) for each in seeds]
         runs = [Run(each.seed, _resplit(each.run, some)) for each, some in zip(seeds, splits, strict=True)]
-        for r, after in enumerate(train_round(method, runs, config.training, reached, engine)):
+        visit = Visit((method,), config.training, runs, [[progress] for progress in reached])
+        for r, after in enumerate(train_round(visit, engine)):
             if isinstance(after, Failed):
                 raise after
-            reached[r] = after
+            (reached[r],) = after
         tell(f"training {seeds[0].name} on reshuffled splits", number + 1, config.rounds)
     return list(zip(runs, splits, reached, strict=True))
 

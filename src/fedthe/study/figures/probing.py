@@ -19,14 +19,13 @@ from ...config import Config
 from ...data import load_dataset
 from ...data.plan import build
 from ...data.pool import Dataset, Pool
-from ...engine.clients import Clients
-from ...engine.fit import Fit
+from ...engine.fit import LoopFit
 from ...engine.shards import Shards
-from ...engine.train import deploy_some
-from ...engine.visit import Engine, Progress, Run, Training
+from ...engine.train import deploy_some, start_from
+from ...engine.visit import Engine, Run, Training
 from ...errors import InputError
 from ...experiment import Deployed, get_engine, pick_tests
-from ...methods.base import Method
+from ...methods.base import FedAvg, Method
 from ...methods.probing import Probe
 from ...nets import NETS
 from ...nets.net import Net
@@ -70,10 +69,10 @@ def deploy_probes(dataset: Dataset, config: Config, seed: int, engine: Engine) -
     federation = build(Dataset(keep_classes(dataset.pool, rest), others), config.settings(seed))
     run, tests = Run(seed, Shards(federation, engine.device)), pick_tests(config, federation.tests)
     model = _make_net(federation.pool, config.net)
-    shared = tree.map_leaves(lambda leaf: leaf.to(engine.device), model.init(seed) | {"body": body})
-    progress = Progress(0, shared, Clients.start(shared, config.clients))
+    begun = model.init(seed) | {"body": body}
     for mode in track("probing", MODES):
-        method = Probe(model, mode=mode)
+        method = Method(model, personal=Probe(mode))
+        progress = start_from(method, begun, config.clients, engine.device)
         states = deploy_some(method, run, training, progress, engine, range(config.clients))
         yield Deployed(mode, method, federation, run, states, engine, tests)
 
@@ -94,10 +93,10 @@ def pretrain(pool: Pool, net: str, training: Training, seed: int, device: torch.
     images, labels = torch.from_numpy(pool.images).to(device), torch.from_numpy(pool.labels).to(device)
     counts, real = torch.bincount(labels).float(), torch.ones(len(labels), dtype=torch.bool, device=device)
     shard = Shard(images, labels, real, counts, images[:0], labels[:0], real[:0])
-    fit = Fit(training.optimizer, PRETRAIN_EPOCHS, training.batch, training.flip, training.crop, (seed, "pretrain"), 0)
+    batch, flip, crop, path = training.batch, training.flip, training.crop, (seed, "pretrain")
+    fit = LoopFit(model, shard, training.optimizer, PRETRAIN_EPOCHS, batch, flip, crop, path, 0)
     start = tree.map_leaves(lambda leaf: leaf.to(device), model.init(seed))
-    trained = fit(Method(model).loss, start, shard)
-    return dict(trained["body"])
+    return dict(fit(FedAvg().loss, start).params["body"])
 
 
 def _make_net(pool: Pool, net: str) -> Net:
