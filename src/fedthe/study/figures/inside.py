@@ -53,7 +53,7 @@ class Watched(Predictor):
         return self.ensemble.start(method, mine, shard)
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
-        answers, after = self.ensemble.answer(method, mine, state, samples)
+        answers, after = replace(self.ensemble, then=None).answer(method, mine, state, samples)
         h, of_global, of_personal = heads(method.net, mine, samples.x)
         seen = {"h": h, "of_global": of_global, "of_personal": of_personal}
         return Answers(answers.logits, answers.info | seen), after
@@ -61,10 +61,6 @@ class Watched(Predictor):
     @property
     def window(self) -> int | None:
         return self.ensemble.window
-
-    @property
-    def augments(self) -> tuple[int, int]:
-        return self.ensemble.augments
 
 
 class Seen(NamedTuple):
