@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 
 from fedthe.config import make_config
-from fedthe.experiment import Deployed, deploy_all
+from fedthe.experiment.training import Deployed, deploy_all
 from fedthe.study.figures import average, rate
 
 

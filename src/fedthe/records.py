@@ -19,7 +19,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -181,20 +181,6 @@ def read_samples(path: Path) -> dict[str, np.ndarray]:
         return store.read_arrays(path)
     except InputError:
         return {}
-
-
-def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """results.jsonl, and results.parquet where pyarrow is installed."""
-    rows = list(rows)
-    with store.whole_file(folder / "results.jsonl") as part:
-        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return
-    with store.whole_file(folder / "results.parquet") as part:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), part)
 
 
 def describe_environment(engine: Engine) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from fedthe.data.pool import Pool
 from fedthe.engine.clients import Clients, split
 from fedthe.engine.visit import Progress
 from fedthe.errors import InputError
-from fedthe.experiment import group_by_training, make_methods, set_hyper
+from fedthe.experiment.training import group_by_training
 from fedthe.methods.fedthe import FedTHE
+from fedthe.methods.make import make_methods, set_hyper
 from fedthe.nets.cnn import CNN
 from helpers import count_rounds
 
@@ -193,7 +194,7 @@ CHILD = """
 import json, os, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
-import fedthe.experiment
+import fedthe.experiment.run
 if float(sys.argv[3]):
     threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
 began = time.monotonic()

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import fedthe
-from fedthe import experiment, records, tree
+from fedthe import records, tree
 from fedthe.engine import loop
 from fedthe.engine import train as engine
 from fedthe.errors import InputError
 from fedthe.methods import METHODS
 from fedthe.methods.finetune import FineTune
+from fedthe.methods.make import set_hyper
 from fedthe.nets.cnn import CNN
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 2}
@@ -272,11 +273,11 @@ def test_what_else_is_damaged_is_made_again_with_a_word(kind, content, data, tmp
 )
 def test_a_hyperparameter_out_of_range_is_refused_when_it_is_set(name, key, value):
     with pytest.raises(InputError, match=key):
-        experiment.set_hyper(METHODS[name](CNN(3, size=16)), {key: value}, name)
+        set_hyper(METHODS[name](CNN(3, size=16)), {key: value}, name)
 
 
 def test_the_tuning_of_fedthe_plus_can_be_set():
     method = METHODS["fedthe_plus"](CNN(3, size=16))
-    changed = experiment.set_hyper(method, {"then.lr": 0.001, "then.steps": 1}, "fedthe_plus")
+    changed = set_hyper(method, {"then.lr": 0.001, "then.steps": 1}, "fedthe_plus")
     assert (changed.predictor.then.lr, changed.predictor.then.steps) == (0.001, 1)
     assert changed.predictor.search == method.predictor.search

@@ -13,7 +13,8 @@ from PIL import Image
 from fedthe import tree
 from fedthe.config import make_config
 from fedthe.errors import Failed, InputError
-from fedthe.experiment import deploy_all, run
+from fedthe.experiment.run import run
+from fedthe.experiment.training import deploy_all
 from fedthe.study import figures
 from fedthe.study.figures import FIGURES, WEIGHTS, compare_speed, draw_figure, find_figure, measure_figure, pick_rounds
 from fedthe.types import scale

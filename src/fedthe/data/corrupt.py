@@ -27,7 +27,7 @@ from torch import Tensor
 from .. import rng
 from ..errors import InputError
 from ..parallel import map_in_threads
-from ..progress import track
+from ..progress.events import track
 from .frost import enlarge_frost, make_frost
 from .images import check_images
 

@@ -11,8 +11,9 @@ from ..config import Config
 from ..data import load_dataset
 from ..engine.train import count_sampled
 from ..engine.visit import Training
-from ..experiment import group_by_training, make_methods
+from ..experiment.training import group_by_training
 from ..methods.base import Method, Predictor, describe, find_sender
+from ..methods.make import make_methods
 from ..methods.memo import Memo
 from ..store import content_hash
 from .probing import MODES, PRETRAIN_EPOCHS

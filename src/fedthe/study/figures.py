@@ -23,12 +23,15 @@ from ..data.pool import Dataset
 from ..engine.evaluate import Scores, score
 from ..engine.visit import Question
 from ..errors import Failed, InputError
-from ..experiment import Deployed, Results, deploy_all, get_engine, name_shift, pick_tests, run
+from ..experiment.prepare import get_engine, pick_tests
+from ..experiment.results import Results, name_shift
+from ..experiment.run import run
+from ..experiment.training import Deployed, deploy_all
 from ..methods.base import Answers, Method, Predictor, Views
 from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
 from ..pictures import TITLES
-from ..progress import track
+from ..progress.events import track
 from ..records import describe_environment
 from ..text import clean, find_nearest
 from ..tree import Tree

@@ -27,7 +27,7 @@ from ..errors import InputError
 from ..methods.base import Method
 from ..methods.probing import Probe
 from ..nets import NETS
-from ..progress import track
+from ..progress.events import track
 from ..text import quote
 from ..tree import Tree
 from ..types import Shard
