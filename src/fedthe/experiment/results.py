@@ -222,45 +222,44 @@ def read_results(folder: Path) -> Results:
         ) from None
 
 
-def check_places(folder: Path, config: Config) -> None:
-    """Refuse, before any work, a folder where results could not be written."""
+def make_room(folder: Path, config: Config) -> Path | None:
+    """Move results of other settings to a folder of their own, and say where. Trainings and answers stay.
+
+    A folder where results could not be written is refused.
+    """
     for name in (*FILES, *(f"manifest-{seed}.json" for seed in config.seeds)):
         if (folder / name).is_dir():
             raise InputError(f"{folder / name} is a folder, where a file of the run belongs; move it away.")
-
-
-def keep_earlier(folder: Path, config: Config) -> Path | None:
-    """Move results of other settings to a folder of their own, and say where. Trainings and answers stay."""
     try:
         before = make_config(records.read_json(folder / "config.json") or {})
     except (InputError, TypeError, AttributeError):
         before = None  # of another version, or damaged
     if not (folder / "summary.json").exists() or (before is not None and config.measures_as(before)):
         return None
-    return move_results(folder)
+    return _move_results(folder)
 
 
-def move_results(folder: Path) -> Path:
-    place = folder / "earlier" / store.file_hash(folder / "summary.json")[:8]
-    store.make_folder(place)
-    names = ("report.html", *FILES[:-1])
-    for path in (*(folder / name for name in names), *folder.glob("manifest-*.json"), folder / "summary.json"):
-        if path.exists():
-            os.replace(path, place / path.name)
-    return place
+def move_others(folder: Path, answers: Sequence[str]) -> Path | None:
+    """Move results of the same settings if they have answers that are not among these, and say where.
 
-
-def has_others(folder: Path, answers: Sequence[str]) -> bool:
-    """Whether the folder has results of the same settings with answers that are not among these.
-
-    They are of other code, or of a method that has failed since.
+    Those are of other code, or of a method that has failed since.
     """
     try:
-        before = store.read_sealed(folder / "summary.json")
+        before = store.read_sealed(folder / "summary.json") or {}
     except Damaged as error:
         warnings.warn(f"{error} It is written again.", stacklevel=2)
-        return False
-    for name, digest in (before or {}).get("files", {}).items():
+        return None
+    for name, digest in before.get("files", {}).items():
         if not (folder / name).is_file() or store.file_hash(folder / name) != digest:
             warnings.warn(f"{folder / name} is missing or was changed; it is written again.", stacklevel=2)
-    return bool(before and set(before.get("answers", ())) - set(answers))
+    return _move_results(folder) if set(before.get("answers", ())) - set(answers) else None
+
+
+def _move_results(folder: Path) -> Path:
+    place = folder / "earlier" / store.file_hash(folder / "summary.json")[:8]
+    store.make_folder(place)
+    manifests = sorted(each.name for each in folder.glob("manifest-*.json"))
+    for name in ("report.html", *manifests, *FILES):  # summary.json last
+        if (folder / name).exists():
+            os.replace(folder / name, place / name)
+    return place

@@ -17,21 +17,9 @@ from ..engine.visit import Progress
 from ..errors import Failed, MethodFailed
 from ..methods.base import Method
 from ..progress.file import Recorder, recording
-from .prepare import prepare
-from .results import (
-    ClientScore,
-    Failure,
-    Results,
-    check_places,
-    has_others,
-    keep_earlier,
-    move_results,
-    name_shift,
-    score_rows,
-    write_results,
-)
+from .results import ClientScore, Failure, Results, make_room, move_others, name_shift, score_rows, write_results
 from .training import group_by_training, train_all
-from .work import Work
+from .work import Work, prepare
 
 
 def run(config: Config | None = None, **settings: Any) -> Results:
@@ -39,8 +27,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
     config = make_config((config.as_dict() if config else {}) | settings)
     began, folder = time.perf_counter(), config.folder
     methods, works = prepare(config)
-    check_places(folder, config)
-    earlier = keep_earlier(folder, config)
+    earlier = make_room(folder, config)
     about = {
         "config.json": config.as_dict(),
         "environment.json": records.describe_environment(works[0].engine),
@@ -60,7 +47,8 @@ def run(config: Config | None = None, **settings: Any) -> Results:
         curve = dict(zip(config.curve, early, strict=True))
         failures = [replace(each, rounds=rounds) for rounds, part in curve.items() for each in part.failures]
         failures += done.failures
-        dataset = works[0].federation.dataset
+        dataset, examples = works[0].federation.dataset, works[0].keep_examples()
+        earlier = move_others(folder, done.files) or earlier
         results = Results(
             rows=done.rows,
             costs=done.costs,
@@ -72,7 +60,7 @@ def run(config: Config | None = None, **settings: Any) -> Results:
             digests={test: pool.digest for test, pool in {"pool": dataset.pool, **dataset.natural}.items()},
             curves={rounds: score_rows(part.rows) for rounds, part in curve.items()},
             answers=done.files,
-            examples=works[0].keep_examples(),
+            examples=examples,
             reused=done.reused,
             earlier=earlier,
             manifests={work.run.seed: work.federation.manifest_hash for work in works},
@@ -82,8 +70,6 @@ def run(config: Config | None = None, **settings: Any) -> Results:
             environment=about["environment.json"],
         )
         _forget_tracebacks(works, methods, failures)
-        if has_others(folder, done.files):
-            results = replace(results, earlier=move_results(folder))
         write_results(results, about)
     return results
 

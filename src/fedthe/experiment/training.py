@@ -21,8 +21,7 @@ from ..errors import Failed
 from ..methods.base import Method, find_sender
 from ..progress.events import TrainEvent, WaitEvent, tell
 from ..tree import Tree
-from .prepare import prepare
-from .work import Checkpoint, Work, split
+from .work import Checkpoint, Work, prepare, split
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,27 +19,35 @@ import torch
 
 from .. import records, store, tree
 from ..config import Config
-from ..data.plan import CORRUPTION_VERSION, Federation
+from ..data import load_dataset
+from ..data.plan import CORRUPTION_VERSION, Federation, build
+from ..data.pool import Pool
 from ..engine.evaluate import answer_stream, score
 from ..engine.memory import measure_peak
+from ..engine.pick import pick_engine
+from ..engine.shards import Shards
 from ..engine.train import deploy_some, start
 from ..engine.visit import Engine, Progress, Question, Run
 from ..errors import Damaged, Failed, InputError, code_of_a_method
-from ..methods.base import Method, describe
+from ..fingerprint import fingerprint
+from ..methods.base import Method, describe, find_sender
+from ..methods.make import check_methods, make_methods
 from ..parallel import one_thread_of_torch
 from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
+from ..text import find_nearest, flatten
 from ..tree import Tree
 from .results import ClientScore
 
 T = TypeVar("T")
+get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 3  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a training is kept, and what is known of it."""
+    """The files of a training: its state, and facts about it."""
 
     path: Path
     about: Mapping[str, Any]
@@ -49,7 +58,7 @@ class Checkpoint:
 
     @property
     def seconds(self) -> float:
-        """Spent on it so far; 0 where nobody knows."""
+        """Training time so far; 0 where unknown."""
         try:
             return float((store.read_sealed(self.facts) or {}).get("seconds", 0.0))
         except Damaged as error:
@@ -67,7 +76,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Work:
-    """One seed's federation, and what is done on it."""
+    """One seed's federation, what is computed on it, and where that is filed."""
 
     config: Config
     folder: Path
@@ -75,14 +84,14 @@ class Work:
     federation: Federation
     run: Run
     tests: list[str]
-    code: Mapping[Method, str]  # a hash, for methods that are not the package's own, as they were when the run began
+    code: Mapping[Method, str]  # a hash of the code of methods that are not the package's own
 
     def key_of(self, method: Method) -> str:
-        """A name for all that training this method depends on, and the number of rounds."""
+        """The id of this method's training: a hash of all it depends on, and the number of rounds."""
         return self.place_of(method, self.config.rounds).stem
 
     def _path_of(self, method: Method) -> str:
-        """What trainings of any number of rounds have in common. Engines agree, but for bfloat16."""
+        """A hash of all that a training depends on but its rounds. Engines agree, except in bfloat16."""
         settings, seed = asdict(self.config.training), self.run.seed
         del settings["rounds"]
         how = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
@@ -97,11 +106,11 @@ class Work:
         return self.folder / "trainings" / f"{self._path_of(method)}-{rounds}.safetensors"
 
     def has(self, method: Method) -> bool:
-        """Whether its training is there, all rounds of it."""
+        """Whether all rounds of its training are done."""
         return records.read_round(self.place_of(method, self.config.rounds)) == self.config.rounds
 
     def begin(self, method: Method, checkpoint: Checkpoint) -> Progress:
-        """Where this training was; or where the furthest one of fewer rounds was; or the start."""
+        """The state to train from: this training's checkpoint, the longest shorter one, or the start."""
         found = records.load_progress(checkpoint.path, self.engine.device)
         found = found or self._adopt_shorter(method, checkpoint.path)
         clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
@@ -113,16 +122,16 @@ class Work:
             return found or start(method, clients, self.run.seed, self.engine.device, file)
 
     def keep(self, method: Method, checkpoint: Checkpoint, reached: Progress) -> None:
-        """A checkpoint of this round stays, if it is one of those to keep."""
+        """Copy the checkpoint if its round is one to keep."""
         place = self.place_of(method, reached.round)
         wanted = reached.round in self.config.keep and reached.round < self.config.rounds
         if wanted and records.read_round(place) != reached.round:  # it may be there, but not finished
             with store.hold(place.with_suffix(".lock"), wait=False) as ours:
-                if ours:  # else another process trains so many rounds
+                if ours:  # else another process is training just that
                     records.copy_progress(checkpoint.path, place)
 
     def _adopt_shorter(self, method: Method, path: Path) -> Progress | None:
-        """The furthest training of fewer rounds that is whole becomes the beginning of this one."""
+        """Begin with a copy of the longest undamaged training of fewer rounds."""
         others = path.parent.glob(f"{self._path_of(method)}-*.safetensors")
         reached = {other: records.read_round(other) for other in sorted(others)}
         for other in [other for other, number in reached.items() if number < 0]:
@@ -138,7 +147,7 @@ class Work:
         return None
 
     def name_answer(self, name: str, method: Method, training: str) -> str:
-        """The name of a method, and of all that its answers depend on."""
+        """The name of an answer's file: method, seed, and a hash of all that it depends on."""
         tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
         is_ = describe(method), *self._code_of(method)
         return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, *is_, *tested)[:16]}"
@@ -147,7 +156,7 @@ class Work:
         return [self.code[method]] if method in self.code else []
 
     def keep_traceback(self, name: str, error: Failed) -> str:
-        """Why a method failed, in a line; where its code raised something, with the file that tells where."""
+        """Why a method failed, in a line. If its code raised something, the line names a file with the traceback."""
         if error.__cause__ is None:
             return str(error)
         path = self._traceback_of(name)
@@ -163,7 +172,7 @@ class Work:
         return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
 
     def keep_examples(self) -> str:
-        """The first images of some clients' streams, in a file for those who look at answers; its name."""
+        """File the first images of some clients' streams, for the report; return the file's name."""
         name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
         path = self.folder / "examples" / f"{name}.npz"
         if not records.read_samples(path):
@@ -179,9 +188,9 @@ class Work:
     def answer(
         self, name: str, method: Method, training: str, progress: Progress, wait: bool
     ) -> tuple[dict[str, Any], bool] | None:
-        """The answers of every client to every test, and whether they were there before.
+        """The answers of every client to every test, and whether they were filed before.
 
-        None if another process is at it, unless this one is to wait for it.
+        None if another process is computing them and `wait` is false.
         """
         path = self.folder / "answers" / f"{self.name_answer(name, method, training)}.json"
         with store.hold(path.with_suffix(".lock"), wait) as ours:
@@ -194,7 +203,7 @@ class Work:
         return self.folder / "samples" / f"{path.stem}.npz"
 
     def _read_answer(self, path: Path) -> dict[str, Any] | None:
-        """What `_answer` wrote, if it is there and is what it wrote."""
+        """What `_answer` wrote; None where it is missing or damaged."""
         try:
             done = store.read_sealed(path)
             if done is not None:
@@ -207,7 +216,7 @@ class Work:
         return None
 
     def _answer(self, name: str, method: Method, training: str, progress: Progress, path: Path) -> dict[str, Any]:
-        """Deploy the method on every client and let it answer every test."""
+        """Deploy the method on every client and test it there."""
         clients, peak = range(len(self.run.shards)), 0.0
         answered: dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]] = {}
         for some in split(clients, self.engine.together):
@@ -234,7 +243,7 @@ class Work:
     def _answer_some(
         self, name: str, method: Method, deployed: Tree, clients: Sequence[int]
     ) -> dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]]:
-        """By test and client: the score, and what is known of every sample."""
+        """By test and client: the score, and columns with a value for every sample."""
         places, asked, labels = [], [], []
         for test in self.tests:
             for i, k in enumerate(clients):
@@ -257,7 +266,7 @@ class Work:
         return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
-        """The most memory that tensors take while one sample is answered, in MiB."""
+        """Peak tensor memory while one sample is answered, in MiB."""
         image, label = self.federation.pool.images[:1], self.federation.pool.labels[:1]
         shard, path = self.run.shards[0], (self.run.seed, "memory")
         with code_of_a_method(), one_thread_of_torch():
@@ -266,3 +275,57 @@ class Work:
 
 def split(items: Sequence[T], most: int) -> list[Sequence[T]]:
     return [items[first : first + most] for first in range(0, len(items), most)]
+
+
+def prepare(config: Config) -> tuple[dict[str, Method], list[Work]]:
+    """The methods, and the federation of every seed."""
+    engine = get_engine(config.engine, config.device, config.precision, config.threads)
+    check_methods(config)
+    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
+    moments = dataset.pool.moments if config.standardize else None
+    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
+    federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
+    tests = pick_tests(config, federations[0].tests)
+    every = [each for name, method in methods.items() for each in _check_method(name, method)]
+    code = {method: found for method in every if (found := fingerprint(method))}
+    if code:
+        engine.release()  # its programs may be compiled from code that was edited since
+    return methods, [
+        Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
+        for each in federations
+    ]
+
+
+def _check_method(name: str, method: Method) -> tuple[Method, Method]:
+    """A method and what it trains as. Both need equality and a description, by which their files are named."""
+    try:
+        with code_of_a_method():
+            parts = method, method.trains_as()
+            find_sender(method)
+        for part in parts:
+            content_hash(describe(part))
+    except (Failed, TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot be filed by its hyperparameters: {flatten(error, 200)}.") from None
+    for part in parts:
+        if "__eq__" not in vars(type(part)) and "__annotations__" in vars(type(part)):
+            raise InputError(f"{name}: {type(part).__name__} has fields, so it must be a dataclass with eq.")
+    return parts
+
+
+def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
+    """Channels and side of the pool's images. Refuse what networks cannot take."""
+    _, height, width, channels = pool.images.shape
+    if height != width:
+        raise InputError(f"{pool.name} has images of {height} x {width}; networks need square ones, so set size.")
+    if config.crop >= height:
+        raise InputError(f"crop must be less than the {height} pixels of a side, but is {config.crop}.")
+    return channels, height
+
+
+def pick_tests(config: Config, known: Iterable[str]) -> list[str]:
+    """The tests that an experiment asks for, in the order of the known ones."""
+    known = list(known)
+    for test in config.tests or ():
+        if test not in known:
+            raise InputError(f"there is no test {test!r} here; {find_nearest(test, known)}")
+    return [test for test in known if config.tests is None or test in config.tests]

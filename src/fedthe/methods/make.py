@@ -82,7 +82,7 @@ def _make_method(name: str, config: Config, net: Net) -> Method:
 
 
 def set_hyper(value: T, given: Mapping[str, Any], name: str) -> T:
-    """A method with some hyperparameters changed: by name, or by the end of a path where a name stands for several."""
+    """Change hyperparameters of a method, each named by the end of its dotted path, as much of it as is unique."""
     for key, setting in given.items():
         paths = list_hyper(value)
         found = [path for path in paths if f".{path}".endswith(f".{key}")]

@@ -23,10 +23,10 @@ from ..data.pool import Dataset
 from ..engine.evaluate import Scores, score
 from ..engine.visit import Question
 from ..errors import Failed, InputError
-from ..experiment.prepare import get_engine, pick_tests
 from ..experiment.results import Results, name_shift
 from ..experiment.run import run
 from ..experiment.training import Deployed, deploy_all
+from ..experiment.work import get_engine, pick_tests
 from ..methods.base import Answers, Method, Predictor, Views
 from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
