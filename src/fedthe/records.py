@@ -143,7 +143,7 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def copy_progress(path: Path, to: Path) -> None:
-    """Begin a longer training with a copy of a shorter one. The checkpoint is copied last, so that it is never alone."""
+    """Begin a longer training with a copy of a shorter one. The checkpoint comes last, so that it is never alone."""
     for suffix in PARTS:
         if suffix == ".json":
             with suppress(Damaged):  # the time it took is dispensable

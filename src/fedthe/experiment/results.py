@@ -6,7 +6,6 @@ Scores are in results.jsonl, settings in config.json, versions in environment.js
 from __future__ import annotations
 
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,11 +103,12 @@ class Results:
 
     def table(self) -> dict[str, dict[str, float]]:
         """Accuracy in percent, by method and test: the mean over clients, then over seeds."""
-        return reduce_rows(self.rows, np.mean)
+        return {method: {test: mean for test, (mean, _) in cells.items()} for method, cells in self.scores().items()}
 
     def worst(self) -> dict[str, dict[str, float]]:
         """The worst client's accuracy, the mean over seeds."""
-        return reduce_rows(self.rows, np.min)
+        worst = _reduce_clients(self.rows, np.min)
+        return {method: {test: float(np.mean(seeds)) for test, seeds in row.items()} for method, row in worst.items()}
 
     def std(self) -> dict[str, dict[str, float | None]]:
         """The standard deviation over seeds of what `table` gives; None where there is a single seed."""
@@ -143,32 +143,31 @@ def _fill_results(summary: Mapping[str, Any], **known: Any) -> Results:
     return Results(**known)
 
 
-def reduce_rows(
-    rows: Iterable[ClientScore],
-    over_clients: Callable[[list[float]], Any],
-    over_seeds: Callable[[list[float]], Any] = np.mean,
-) -> dict[str, dict[str, float]]:
-    """By method and test: the accuracies of clients reduced to one number, then those of seeds."""
-    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for row in rows:
-        cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
-    table: dict[str, dict[str, float]] = {}
-    for (method, test), seeds in cells.items():
-        table.setdefault(method, {})[test] = float(over_seeds([over_clients(clients) for clients in seeds.values()]))
-    return table
-
-
-def score_rows(rows: Sequence[ClientScore]) -> Cells:
+def score_rows(rows: Iterable[ClientScore]) -> Cells:
     """By method and test: the mean over clients and seeds, and the standard deviation over seeds.
 
     A single seed has None, since 0 would claim a measurement.
     """
-    means = reduce_rows(rows, np.mean)
-    stds = reduce_rows(rows, np.mean, lambda seeds: np.std(seeds) if len(seeds) > 1 else math.nan)
     return {
-        name: {test: (mean, None if math.isnan(std := stds[name][test]) else std) for test, mean in cells.items()}
-        for name, cells in means.items()
+        method: {
+            test: (float(np.mean(seeds)), float(np.std(seeds)) if len(seeds) > 1 else None)
+            for test, seeds in row.items()
+        }
+        for method, row in _reduce_clients(rows, np.mean).items()
     }
+
+
+def _reduce_clients(
+    rows: Iterable[ClientScore], reduce: Callable[[list[float]], Any]
+) -> dict[str, dict[str, list[float]]]:
+    """By method and test: for each seed, the accuracies of its clients reduced to one."""
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
+    table: dict[str, dict[str, list[float]]] = {}
+    for (method, test), seeds in cells.items():
+        table.setdefault(method, {})[test] = [reduce(clients) for clients in seeds.values()]
+    return table
 
 
 def name_shift(test: str, pool: Pool) -> str:
