@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where the pac
 
 from fedthe import bench, store
 from fedthe.errors import InputError
-from fedthe.progress import listening
+from fedthe.progress.events import Event, listening
 
 
-def report(what: str, done: int, total: int, remark: str) -> None:
-    if remark:
-        print(f"{done}/{total} {remark}", file=sys.stderr, flush=True)
+def report(event: Event) -> None:
+    if event.remark:
+        print(f"{event.done}/{event.total} {event.remark}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

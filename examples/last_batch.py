@@ -20,7 +20,7 @@ from fedthe.engine.loop import Loop
 from fedthe.engine.shards import Shards
 from fedthe.engine.train import deploy_some
 from fedthe.engine.visit import Run
-from fedthe.experiment import Deployed
+from fedthe.experiment.training import Deployed
 from fedthe.methods.finetune import FineTune
 from fedthe.nets import CNN
 from fedthe.records import load_progress, read_json

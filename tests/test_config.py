@@ -11,7 +11,7 @@ from fedthe.data import load_dataset
 from fedthe.data.plan import build
 from fedthe.engine.pick import pick_engine
 from fedthe.errors import InputError
-from fedthe.experiment import make_methods
+from fedthe.methods.make import make_methods
 from fedthe.text import quote
 from helpers import ROOT
 

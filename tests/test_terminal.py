@@ -243,7 +243,7 @@ def wait_for_rounds(path, rounds, child):
     while time.monotonic() < end:
         assert child.poll() is None, child.communicate()
         steps = json.loads(path.read_text())["steps"] if path.exists() else []
-        if any(step["what"].startswith("training") and step["done"] >= rounds for step in steps):
+        if any(step["kind"] == "training" and step["done"] >= rounds for step in steps):
             return
         time.sleep(0.05)
     raise AssertionError(f"no round {rounds} within {LONGEST} seconds")

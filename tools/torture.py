@@ -152,10 +152,10 @@ def load() -> None:
     matplotlib.use("Agg")
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     import fedthe.cli
-    import fedthe.experiment
+    import fedthe.experiment.run
     import fedthe.pictures
+    import fedthe.progress.watch
     import fedthe.report.compare
-    import fedthe.report.watch
     import fedthe.study.bill  # noqa: F401
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .data.plan import Federation, Settings, build
     from .data.pool import Dataset, Pool
     from .errors import InputError
-    from .experiment import Results, run
+    from .experiment.results import Results
+    from .experiment.run import run
     from .methods import METHODS
     from .methods.head_ensemble import head_ensemble
     from .nets import NETS
@@ -32,8 +33,8 @@ _HOMES = {
     "NETS": ".nets",
     "METHODS": ".methods",
     "head_ensemble": ".methods.head_ensemble",
-    "run": ".experiment",
-    "Results": ".experiment",
+    "run": ".experiment.run",
+    "Results": ".experiment.results",
 }
 
 __all__ = [

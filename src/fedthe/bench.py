@@ -48,7 +48,7 @@ from .methods.memo import Memo
 from .methods.ttt import TTT
 from .nets import CCT4, CNN, ResNet20GN
 from .nets.net import Net, Start
-from .progress import tell, unheard
+from .progress.events import WorkEvent, tell, unheard
 from .text import find_nearest
 from .tree import Tree
 from .types import Batch, Shard
@@ -209,17 +209,17 @@ def measure(
             raise InputError(f"there is no row {name!r}; {find_nearest(name, rows)}")
     chosen = [name for name in rows if not only or name in only]
     found: dict[str, Measured | str] = {}
-    tell("measuring", 0, len(chosen), CEILINGS)
+    tell(WorkEvent("measuring", CEILINGS, done=0, total=len(chosen)))
     machine, ceilings = describe_machine(place), measure_ceilings(place, sizes)
     _tidy(place)
     for done, name in enumerate(chosen):
-        tell("measuring", done, len(chosen), name)
+        tell(WorkEvent("measuring", name, done=done, total=len(chosen)))
         found[name] = _try(rows[name])
         _tidy(place)
-    tell("measuring", len(chosen), len(chosen), CEILINGS)
+    tell(WorkEvent("measuring", CEILINGS, done=len(chosen), total=len(chosen)))
     with suppress(RuntimeError):  # a row may have left the GPU unusable
         ceilings = join_ceilings(ceilings, measure_ceilings(place, sizes))  # again: others may have been busy before
-    tell("measuring", len(chosen), len(chosen))
+    tell(WorkEvent("measuring", done=len(chosen), total=len(chosen)))
     authors = AUTHORS if "H200" in machine.device else {}
     lines = tuple(make_line(rows[name], found[name], ceilings, authors.get(name)) for name in chosen)
     by, dtype = type(engine).__name__.lower(), _say_dtype(engine.dtype)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .bench import Bench, Change
     from .config import Config
     from .data.plan import Federation
-    from .experiment import Results
+    from .experiment.results import Results
     from .report.data import Page
     from .study.tables import Table as PaperTable
 
@@ -464,7 +464,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show how it stands, and leave.")] = False,
 ) -> None:
     """Look on while an experiment runs: round, loss, percent right so far, time left. Ctrl-C leaves it running."""
-    from .report.watch import watch
+    from .progress.watch import watch
 
     watch(run, _stdout(), once=once)
 
@@ -588,7 +588,7 @@ def _print_bench(now: Bench, changes: list[Change], notes: list[str]) -> None:
 
 
 def _run_with_progress(config: Config) -> Results:
-    from .experiment import run
+    from .experiment.run import run
 
     with resumable(), _bars():
         return run(config)
@@ -599,18 +599,19 @@ def _bars() -> Iterator[None]:
     """A bar on standard error for everything that takes long within the block."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from .progress import listening
+    from .progress.events import Event, listening
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     remark = TextColumn("{task.fields[remark]}", markup=False)
     bars = Progress(*columns, remark, console=_stderr())
     tasks: dict[str, TaskID] = {}
 
-    def listen(what: str, done: int, total: int, remark: str) -> None:
+    def listen(event: Event) -> None:
         bars.start()  # not before there is something to show: a refusal is one line
+        what = event.describe()
         if what not in tasks:
             tasks[what] = bars.add_task(what, remark="")
-        bars.update(tasks[what], completed=done, total=total, remark=remark)
+        bars.update(tasks[what], completed=event.done, total=event.total, remark=event.remark)
 
     try:
         with listening(listen):

@@ -19,7 +19,8 @@ from .data.plan import Settings
 from .engine.fit import Optimizer
 from .engine.visit import Training
 from .errors import InputError
-from .nets import NETS, takes_width
+from .nets import NETS
+from .nets.make import DEFAULTS, Defaults, find_defaults, takes_width
 from .text import clean, find_nearest, flatten, is_plain, quote
 
 LARGEST = 2**31 - 1  # of every whole number: more rounds, clients or pixels fit no machine
@@ -28,12 +29,12 @@ LARGEST_FILE = 2**20  # bytes of a config file
 EXAMPLE = "my.toml"
 DEEPEST = 8  # tables within tables: no method nests its hyperparameters deeper
 
-# What the paper trains each network with.
-OPTIMIZERS = {
-    "cnn": Optimizer(),
-    "resnet20_gn": Optimizer(momentum=0.9),
-    "cct4": Optimizer("adam", lr=0.001, weight_decay=0.0),
-}
+
+def make_optimizer(of: Defaults) -> Optimizer:
+    return Optimizer(of.optimizer, of.lr, of.momentum, of.weight_decay)
+
+
+OPTIMIZERS = {name: make_optimizer(each) for name, each in DEFAULTS.items()}  # the paper's
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Config:
 
     @property
     def training(self) -> Training:
-        base = OPTIMIZERS.get(self.net, Optimizer())
+        base = make_optimizer(find_defaults(self.net))
         if self.optimizer is not None and self.optimizer != base.name:
             base = OPTIMIZERS["cct4"] if self.optimizer == "adam" else OPTIMIZERS["cnn"]
         given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay")}

@@ -15,7 +15,7 @@ from fedthe.engine.visit import Training
 from fedthe.errors import InputError
 from fedthe.methods.fedthe import FedTHE, FedTHEPlus, TwoHeads
 from fedthe.nets import CNN, NETS
-from fedthe.progress import listening
+from fedthe.progress.events import listening
 
 # multiplications and additions of one image, forward, in one layer of the CNN
 CONV1, CONV2, FC, HEAD = 28 * 28 * 75 * 32, 10 * 10 * 800 * 64, 102_400, 640
@@ -131,12 +131,16 @@ def test_every_row_is_measured_and_scaled_to_the_full_size(measured):
 def test_a_stack_trains_runs_together_and_only_some_rows_may_be_asked():
     names = ["round, 6 runs together", "round by engine=loop"]
     heard = []
-    with listening(lambda *told: heard.append(told)):
+    with listening(heard.append):
         found = bench.measure("stack", "cpu", quick=True, only=names, sizes=TINY)
     assert [line.name for line in found.rows] == names
     assert [line.details["runs"] for line in found.rows] == [2, 1]
-    assert [told[3] for told in heard if told[3]] == ["what the machine can do", *names, "what the machine can do"]
-    assert all(what == "measuring" for what, *_ in heard)
+    assert [event.remark for event in heard if event.remark] == [
+        "what the machine can do",
+        *names,
+        "what the machine can do",
+    ]
+    assert all(event.what == "measuring" for event in heard)
 
 
 def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch):

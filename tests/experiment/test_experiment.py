@@ -13,13 +13,13 @@ import torch
 
 import fedthe
 from fedthe import records, tree
-from fedthe.config import Config, make_config, read_config
+from fedthe.config import Config, read_config
 from fedthe.data.pool import Pool
 from fedthe.engine.clients import Clients, split
 from fedthe.engine.visit import Progress
 from fedthe.errors import InputError
-from fedthe.experiment import group_by_training, make_methods, set_hyper
-from fedthe.methods.fedthe import FedTHE
+from fedthe.experiment.training import group_by_training
+from fedthe.methods.make import make_methods
 from fedthe.nets.cnn import CNN
 from helpers import count_rounds
 
@@ -193,7 +193,7 @@ CHILD = """
 import json, os, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
-import fedthe.experiment
+import fedthe.experiment.run
 if float(sys.argv[3]):
     threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
 began = time.monotonic()
@@ -309,15 +309,3 @@ def test_an_unknown_name_is_refused_before_any_work(settings, says, tmp_path):
     with pytest.raises(InputError, match=says.replace("?", r"\?")):
         fedthe.run(out=str(tmp_path / "run"), **settings)
     assert not (tmp_path / "run" / "trainings").exists()
-
-
-def test_hyperparameters_reach_the_parts_of_a_predictor():
-    method = set_hyper(FedTHE(CNN(3, size=16)), {"alpha": 0.4, "steps": 5, "balanced": False}, "fedthe")
-    assert (method.predictor.alpha, method.predictor.search.steps, method.balanced) == (0.4, 5, False)
-
-
-def test_defaults_follow_the_network():
-    assert make_config({"net": "cct4"}).training.optimizer.name == "adam"
-    assert make_config({"net": "resnet20_gn"}).training.optimizer.momentum == 0.9
-    assert make_config({"net": "resnet20_gn", "momentum": 0.5}).training.optimizer.momentum == 0.5
-    assert make_config({"lr": 0.2}).training.optimizer.lr == 0.2

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import fedthe
-from fedthe import experiment, records, tree
+from fedthe import records, tree
 from fedthe.engine import loop
 from fedthe.engine import train as engine
 from fedthe.errors import InputError
 from fedthe.methods import METHODS
 from fedthe.methods.finetune import FineTune
-from fedthe.nets.cnn import CNN
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 2}
 
@@ -245,38 +244,3 @@ def test_what_else_is_damaged_is_made_again_with_a_word(kind, content, data, tmp
     assert all("\n" not in str(each.message) for each in said)
     assert again.reused == (1 if "trainings" in kind else 0)
     assert fedthe.run(**settings).reused == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("apfl", "alpha", 1.5),
-        ("ditto", "lam", -1.0),
-        ("gma", "threshold", 2.0),
-        ("per_fedavg", "inner_lr", -0.1),
-        ("term", "tilt", 0.0),
-        ("fedthe", "weighting", "sure"),
-        ("fedthe", "alpha", 2.0),
-        ("fedthe", "beta", -0.1),
-        ("fedthe", "batch", 0),
-        ("fedthe", "steps", -1),
-        ("memo_g", "views", 0),
-        ("memo_g", "steps", -1),
-        ("knn_per", "k", 0),
-        ("knn_per", "grid", 0.0),
-        ("knn_per", "scale", 0.0),
-        ("t3a", "m", 0),
-        ("ttt", "steps", -1),
-        ("tsa", "steps", -1),
-    ],
-)
-def test_a_hyperparameter_out_of_range_is_refused_when_it_is_set(name, key, value):
-    with pytest.raises(InputError, match=key):
-        experiment.set_hyper(METHODS[name](CNN(3, size=16)), {key: value}, name)
-
-
-def test_the_tuning_of_fedthe_plus_can_be_set():
-    method = METHODS["fedthe_plus"](CNN(3, size=16))
-    changed = experiment.set_hyper(method, {"then.lr": 0.001, "then.steps": 1}, "fedthe_plus")
-    assert (changed.predictor.then.lr, changed.predictor.then.steps) == (0.001, 1)
-    assert changed.predictor.search == method.predictor.search

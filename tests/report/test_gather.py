@@ -17,8 +17,9 @@ from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.data.plan import build
 from fedthe.errors import Failed, InputError
-from fedthe.experiment import _Work, read_results
-from fedthe.live import read_progress
+from fedthe.experiment.results import read_results
+from fedthe.experiment.work import Work
+from fedthe.progress.file import read_progress
 from fedthe.report.data import BINS
 from fedthe.report.formats import write_latex, write_markdown
 from fedthe.report.gather import find_paper, gather, show_record, show_results, write_call
@@ -108,7 +109,7 @@ def test_heads_are_those_of_the_deployed_models(results):
     """The personal head of FedTHE alone is the method whose weight of the global one is 0."""
     import torch
 
-    from fedthe.experiment import deploy_all
+    from fedthe.experiment.training import deploy_all
     from fedthe.types import scale
 
     config = results.config
@@ -247,14 +248,14 @@ def test_examples_are_of_all_tests_that_a_run_asked_for(tmp_path):
 
 def test_what_fails_on_the_way_is_told(tmp_path, monkeypatch):
     """A method that cannot answer after the first round, but can at the end."""
-    answer = _Work.answer
+    answer = Work.answer
 
     def fail(self, name, *rest):
         if self.config.rounds == 1:
             raise Failed("it is too early")
         return answer(self, name, *rest)
 
-    monkeypatch.setattr(_Work, "answer", fail)
+    monkeypatch.setattr(Work, "answer", fail)
     results = fedthe.run(**SMALL, out=tmp_path, rounds=2, curve=[1], methods=["fedavg"])
     assert results.failures == {"fedavg, seed 0, after 1 rounds": "it is too early"}
     assert read_progress(tmp_path).failures == ("fedavg, seed 0: it is too early",)

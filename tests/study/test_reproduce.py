@@ -14,7 +14,7 @@ from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Mach
 from fedthe.data import load_dataset
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
-from fedthe.experiment import read_results
+from fedthe.experiment.results import read_results
 from fedthe.study.bill import Bill, bill_tables
 from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration

@@ -114,7 +114,7 @@ def read(how: str, work: Path, said: Said) -> tuple[Numbers, int]:
     elif how == "compare":
         found.update(_list_numbers(json.loads(text)))
     else:
-        table = text.partition("percent right")[2].split("\n\n")[0]
+        table = text.partition("accuracy (%)")[2].split("\n\n")[0]
         lines = [line.split() for line in table.splitlines() if re.search(r"\d\.\d", line)]
         found.update((f"{name} {i}", number) for name, *numbers in lines for i, number in enumerate(numbers))
     return found, len(DAMAGE.findall(text + said.err))

@@ -175,14 +175,14 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 
 def stop_before_training() -> None:
     """A run that would begin to train ends well instead. `recording` is entered before the first round."""
-    from fedthe import experiment
+    from fedthe.experiment import run
 
     def stop(*given: Any, **named: Any) -> Any:
         raise SystemExit(0)
 
-    if not hasattr(experiment, "recording"):
-        raise RuntimeError("experiment.recording has another name; stop_before_training must learn it")
-    experiment.recording = stop
+    if not hasattr(run, "recording"):
+        raise RuntimeError("experiment.run.recording has another name; stop_before_training must learn it")
+    run.recording = stop
 
 
 def judge_settings(work: Path, words: list[str]) -> Verdict:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..parallel import map_in_threads
-from ..progress import track
+from ..progress.events import track
 from ..text import find_nearest
 
 if TYPE_CHECKING:

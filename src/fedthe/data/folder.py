@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..foreign import check_room, read_file, say_error, show_path
-from ..progress import track
+from ..progress.events import track
 from .decode import BYTES, decode_image
 from .pool import Dataset, Pool
 from .source import find_classes

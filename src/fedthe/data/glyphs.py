@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from .. import rng
 from ..errors import InputError
 from ..foreign import check_room
-from ..progress import track
+from ..progress.events import track
 from ..store import cached, content_hash
 from .pool import Dataset, Pool
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..foreign import open_file, read_file, say_error, show_path
-from ..progress import track
+from ..progress.events import track
 from ..text import clean
 from .folder import SIZE, make_room, read_image
 from .pool import Dataset, Pool

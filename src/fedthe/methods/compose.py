@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import InputError
 from ..nets.net import Net
-from .base import Method, Personal, Rounds
-from .predictor import Predictor
+from .base import FedAvg, Method, Personal, Rounds
+from .predictor import Forward, Predictor
 
 Part: TypeAlias = Rounds | Personal | Predictor
-Recipe: TypeAlias = tuple[Part, ...] | Part | type[Part]
+Recipe: TypeAlias = tuple[Part | type[Part], ...] | Part | type[Part]
 
 PLACES: dict[str, type[Part]] = {"rounds": Rounds, "personal": Personal, "predictor": Predictor}
 
 
-def compose(net: Net, recipe: Recipe) -> Method:
-    """A method of these parts. A part may be rounds and personal in one; what is not given is FedAvg's."""
+@dataclass(frozen=True)
+class Parts:
+    """A method without its network."""
+
+    rounds: Rounds = FedAvg()
+    personal: Personal = Personal()
+    predictor: Predictor = Forward()
+
+    def on(self, net: Net) -> Method:
+        return Method(net, self.rounds, self.personal, self.predictor)
+
+
+def arrange(recipe: Recipe) -> Parts:
+    """Each part in its place. A part may be rounds and personal in one; what is missing is FedAvg's."""
     places: dict[str, Any] = {}
     for part in recipe if isinstance(recipe, tuple) else (recipe,):
         part = part() if isinstance(part, type) else part
@@ -27,7 +40,12 @@ def compose(net: Net, recipe: Recipe) -> Method:
             if name in places:
                 raise InputError(f"{places[name]!r} and {part!r} are both {name} parts; a method has one.")
             places[name] = part
-    return Method(net, **places)
+    return Parts(**places)
+
+
+def compose(net: Net, recipe: Recipe) -> Method:
+    """The method of a recipe on a network."""
+    return arrange(recipe).on(net)
 
 
 def describe(value: Any) -> dict[str, Any]:

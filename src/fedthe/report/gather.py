@@ -13,7 +13,7 @@ import numpy as np
 
 from ..config import Config, make_config
 from ..errors import InputError
-from ..experiment import Results
+from ..experiment.results import Results
 from ..pictures import TITLES
 from ..study.draw import describe_settings, name_method
 from ..study.reproduce import (

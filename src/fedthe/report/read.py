@@ -18,7 +18,7 @@ import numpy as np
 from .. import records, store
 from ..config import make_config
 from ..errors import InputError
-from ..experiment import Results, Row, read_results
+from ..experiment.results import ClientScore, Results, read_results
 from ..study.reproduce import FORMAT
 from ..study.tables import find_table, method_of
 from ..text import flatten, hide_secrets
@@ -224,7 +224,7 @@ def read_samples(results: Results, name: str) -> Samples:
     return samples if all(_fits_row(place, array, samples, rows) for place, array in samples.items()) else {}
 
 
-def _fits_row(name: str, array: np.ndarray, samples: Samples, rows: Mapping[str, Row]) -> bool:
+def _fits_row(name: str, array: np.ndarray, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
     place, _, column = name.rpartition("/")
     row = rows.get(place)
     if row is None or array.shape != (row.samples,):

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment import EXAMPLES, Results
+from ..experiment.results import Results
+from ..experiment.work import EXAMPLES
 from .data import BINS, Example, Percents, Weights
 from .read import Samples, read_examples
 

@@ -9,10 +9,12 @@ from typing import Any
 from ..bench import ANSWER_MEMO, FULL, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
 from ..config import Config
 from ..data import load_dataset
-from ..engine.train import count_sampled
+from ..engine.server import count_sampled
 from ..engine.visit import Training
-from ..experiment import group_by_training, make_methods
-from ..methods.base import Method, Predictor, describe, find_sender
+from ..experiment.training import group_by_training
+from ..methods.base import Method
+from ..methods.compose import describe
+from ..methods.make import make_methods
 from ..methods.memo import Memo
 from ..store import content_hash
 from .figures.probing import MODES, PRETRAIN_EPOCHS
@@ -57,12 +59,12 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
     methods = make_methods(config, classes, 3, 32)
     data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
     for seed in config.seeds:
-        sent = set()  # by those who are trained now: others do not train what goes around again
+        cores = set()  # those that are trained now: other methods do not train the shared model again
         for trained, served in group_by_training(methods).items():
             key = content_hash(describe(trained), asdict(config.training), data, seed)
             if key not in paid:
-                yield bill_training(config, rows, bench, sends=find_sender(trained) not in sent)
-                sent.add(find_sender(trained))
+                yield bill_training(config, rows, bench, trains=trained.core not in cores)
+                cores.add(trained.core)
                 paid.add(key)
             for method in served.values():
                 tested = (config.tests, config.severity, config.samples, config.test_fraction)
@@ -80,9 +82,9 @@ def _measure_pool(config: Config) -> tuple[int, int]:
     return len(pool), len(pool.classes)
 
 
-def bill_training(config: Config, rows: int, bench: Bench | None, sends: bool) -> Bill:
+def bill_training(config: Config, rows: int, bench: Bench | None, trains: bool) -> Bill:
     there = count_sampled(config.clients, config.participation) / config.clients
-    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * sends + config.personal_epochs)
+    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * trains + config.personal_epochs)
     images = config.rounds * there * visits
     return Bill(1, config.rounds, images, 0, _time_images(config, images, bench))
 

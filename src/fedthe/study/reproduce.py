@@ -8,7 +8,8 @@ from typing import Any
 
 from .. import store
 from ..errors import InputError
-from ..experiment import Results, run
+from ..experiment.results import Results
+from ..experiment.run import run
 from ..text import flatten
 from .tables import AVERAGE, Case, Table, fill_table, plan_cases
 

@@ -12,16 +12,10 @@ from typing import Any
 
 from ..config import Config, make_config
 from ..errors import InputError
+from ..nets.make import MODELS
 from ..text import find_nearest
 
 AVERAGE = "average_over_tests"  # a column: the mean over the tests, and the deviation over them
-# How the paper's settings are said here.
-NETS: dict[str, dict[str, Any]] = {
-    "cnn": {"net": "cnn"},
-    "resnet20_gn": {"net": "resnet20_gn"},
-    "cct4": {"net": "cct4"},
-    "resnet20_gn x4": {"net": "resnet20_gn", "width": 4, "batch": 128},
-}
 KEYS = ("dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs")
 SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
 
@@ -107,7 +101,7 @@ def method_of(row: str) -> str:
 def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[Case]:
     """The runs that a table needs. `methods` are rows of the table, or methods; settings change those of the paper."""
     rows = pick_rows(table, methods)
-    base = {key: table.setting[key] for key in KEYS if key in table.setting} | NETS[table.setting["model"]]
+    base = {key: table.setting[key] for key in KEYS if key in table.setting} | MODELS[table.setting["model"]]
     base |= {key: table.setting[key] for key in ("train_fraction", "test_fraction") if key in table.setting}
     base |= {"methods": [method_of(row) for row in rows], "seeds": [0, 1, 2], **settings}
     if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():

@@ -9,7 +9,8 @@ from fedthe.config import make_config
 from fedthe.data.partition import Split
 from fedthe.data.plan import Settings, build
 from fedthe.engine.fit import Fit
-from fedthe.experiment import deploy_all, run
+from fedthe.experiment.run import run
+from fedthe.experiment.training import deploy_all
 from fedthe.study.figures import draw_figure, measure_figure
 from fedthe.study.figures.leak import deploy_reshuffled, reshuffle
 from fedthe.types import Shard

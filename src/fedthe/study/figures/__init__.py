@@ -17,7 +17,8 @@ from ...config import Config, make_config
 from ...data import load_dataset
 from ...data.pool import Dataset
 from ...errors import InputError
-from ...experiment import get_engine, name_shift, pick_tests
+from ...experiment.results import name_shift
+from ...experiment.work import get_engine, pick_tests
 from ...pictures import TITLES
 from ...records import describe_environment
 from ...text import clean, find_nearest

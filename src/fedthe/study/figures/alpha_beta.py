@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...config import Config
-from ...experiment import deploy_all
-from ...progress import track
+from ...experiment.training import deploy_all
+from ...progress.events import track
 from .. import draw
 from .base import PAPER, Figure, Found, average
 from .inside import ensemble_of, try_pair, watch

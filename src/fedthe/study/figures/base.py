@@ -11,7 +11,8 @@ import numpy as np
 
 from ...config import Config
 from ...errors import Failed
-from ...experiment import Results, run
+from ...experiment.results import Results
+from ...experiment.run import run
 
 OURS = ("fedthe", "fedthe_plus")
 BASELINE = "fedavg_ft"  # gains are relative to it

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config
-from ...experiment import deploy_all
+from ...experiment.training import deploy_all
 from .. import draw
 from .base import PAPER, Figure
 from .inside import ensemble_of, watch

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...engine.evaluate import Scores, score
 from ...engine.visit import Question
 from ...errors import InputError
-from ...experiment import Deployed
+from ...experiment.training import Deployed
 from ...methods.base import Answers, Method, Predictor, Samples
 from ...methods.fedthe import HeadEnsemble
 from ...methods.head_ensemble import find_weight, measure_gap, mix, smooth

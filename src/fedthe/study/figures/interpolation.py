@@ -9,8 +9,8 @@ import numpy as np
 
 from ... import tree
 from ...config import Config
-from ...experiment import Deployed, deploy_all
-from ...progress import track
+from ...experiment.training import Deployed, deploy_all
+from ...progress.events import track
 from ...tree import Tree
 from .. import draw
 from .base import PAPER, Figure, Found, average

@@ -21,9 +21,9 @@ from ...engine.shards import Shards
 from ...engine.train import deploy_some, start, train_round
 from ...engine.visit import Progress, Run, Visit
 from ...errors import Failed
-from ...experiment import Deployed, deploy_all, group_by_training
+from ...experiment.training import Deployed, deploy_all, group_by_training
 from ...methods.base import Method
-from ...progress import tell
+from ...progress.events import WorkEvent, tell
 from .. import draw
 from .base import PAPER, Figure, Found, average
 from .inside import rate
@@ -77,7 +77,8 @@ def _train_reshuffled(
             if isinstance(after, Failed):
                 raise after
             (reached[r],) = after
-        tell(f"training {seeds[0].name} on reshuffled splits", number + 1, config.rounds)
+        what = f"training {seeds[0].name} on reshuffled splits"
+        tell(WorkEvent(what, done=number + 1, total=config.rounds))
     return list(zip(runs, splits, reached, strict=True))
 
 

@@ -24,12 +24,13 @@ from ...engine.shards import Shards
 from ...engine.train import deploy_some, start_from
 from ...engine.visit import Engine, Run, Training
 from ...errors import InputError
-from ...experiment import Deployed, get_engine, pick_tests
+from ...experiment.training import Deployed
+from ...experiment.work import get_engine, pick_tests
 from ...methods.base import FedAvg, Method
 from ...methods.probing import Probe
 from ...nets import NETS
 from ...nets.net import Net
-from ...progress import track
+from ...progress.events import track
 from ...text import quote
 from ...tree import Tree
 from ...types import Shard

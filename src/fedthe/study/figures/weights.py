@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...config import Config
-from ...experiment import deploy_all
+from ...experiment.training import deploy_all
 from .. import draw
 from .base import PAPER, Figure
 from .inside import answer

@@ -1,4 +1,4 @@
-"""A running experiment in the terminal: what it does, how long that will take, and what came of it so far."""
+"""`fedthe watch`: a running experiment in the terminal: what it does, how long it will take, and scores so far."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import store
 from ..errors import InputError
-from ..live import SILENCE, Live, Step, count_trainings, read_progress
+from ..report.shapes import COUNT, PERCENT, Text, check
+from ..report.wrong import RUN, explain
 from ..text import clean
-from .shapes import COUNT, PERCENT, Text, check
-from .wrong import RUN, explain
+from .events import AnswerEvent, TrainEvent
+from .file import FILE, SILENCE, Live, LiveStep, read_progress
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -31,17 +32,17 @@ MOMENT = 0.5  # seconds
 LINGER = 10.0  # seconds that a run is watched after it is done, while its process is there
 NAME = 18  # letters of a method or a test, so that several columns fit
 ANSWER = {"rows": [{"method": Text(), "test": Text(), "seed": COUNT, "accuracy": PERCENT}]}
-Scores = dict[str, dict[str, float]]  # percent right, by method and test
+Accuracies = dict[str, dict[str, float]]  # accuracy in percent, by method and test
 
 
 def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False) -> None:
-    """Show the run in `folder` until it ends, or gives no sign of life. Ctrl-C ends the watch, not the run.
+    """Show the run in `folder` until it ends or shows no sign of life. Ctrl-C ends the watch, not the run.
 
-    One picture is all where `once` is said, and where no terminal could show a second in its place.
+    With `once`, or without a terminal, show it once.
     """
     from rich.live import Live as Screen
 
-    if folder.exists() and not (folder / "progress.json").exists() and not (folder / "config.json").exists():
+    if folder.exists() and not (folder / FILE).exists() and not (folder / "config.json").exists():
         raise InputError(explain(folder, RUN))
     if once or not console.is_terminal:
         console.print(show(read_progress(folder), folder, time.time()))
@@ -56,7 +57,7 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
 
 
 def _read(folder: Path) -> tuple[Live, float]:
-    """How far it is, and the time. What ended between a look at the file and one at the process is read again."""
+    """The run and the time. A run that ended between reading its file and looking for its process is read again."""
     live = _read_again(folder)
     if is_silent(live, time.time()):
         live = _read_again(folder)
@@ -64,7 +65,7 @@ def _read(folder: Path) -> tuple[Live, float]:
 
 
 def _read_again(folder: Path) -> Live:
-    """A run that begins takes the file of the one before it away for a moment."""
+    """Twice if need be: a run that begins removes the file of the one before it for a moment."""
     try:
         return read_progress(folder)
     except InputError:
@@ -73,46 +74,45 @@ def _read_again(folder: Path) -> Live:
 
 
 def is_over(live: Live, now: float) -> bool:
-    """Whether there is nothing more to see. A process that is done with one run may begin the next, as tables do."""
+    """Whether there is nothing more to see. A process may begin another run after this one, as tables do."""
     if live.state == "running":
         return is_silent(live, now)
     return live.state != "done" or now - live.updated > LINGER or _is_gone(live)
 
 
 def is_silent(live: Live, now: float) -> bool:
-    """Whether it should be running, but its process is gone or has said nothing for long."""
+    """Whether the run claims to go on, but its process is gone or has written nothing for long."""
     return live.state == "running" and (now - live.updated > SILENCE or _is_gone(live))
 
 
 def _is_gone(live: Live) -> bool:
     if live.host != platform.node() or os.name != "posix":
-        return False  # no telling from here
+        return False  # cannot be known from here
     try:
         os.kill(live.pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
-        pass  # there, and another user's
+        pass  # it exists, and is another user's
     return False
 
 
 def estimate_left(live: Live, now: float) -> float | None:
-    """Seconds until the run is done, from what was seen so far; None where that is too little to tell.
+    """Seconds until the run is done; None where too little was seen to estimate it.
 
-    The step that is going on is judged by its own pace, the trainings and answers after it by those before.
+    The current step goes by its own pace, later trainings and answers by the mean of earlier ones.
     """
     if live.state != "running":
         return 0.0 if live.state == "done" else None
-    current, trainings = live.steps[-1:], sum(count_trainings(step.what) for step in live.steps)
-    answers = (
-        len(live.answered) + len(live.failures) + sum(_is_test(step) and step.done < step.total for step in current)
-    )
-    parts = [estimate_step(live, now)] if current else []
+    trainings = sum(step.event.trainings for step in live.steps)
+    testing = sum(isinstance(step.event, AnswerEvent) and not step.event.is_over for step in live.steps[-1:])
+    answers = len(live.answered) + len(live.failures) + testing
+    parts = [estimate_step(live, now)] if live.steps else []
     if trainings < live.trainings:
         parts.append(_multiply(live.trainings - trainings, _time_training(live.steps)))
     if answers < live.answers:
-        tests = _time_tests(live.steps)
-        parts.append(_multiply(live.answers - answers, fmean(tests.values()) if tests else None))
+        tests = [seconds for _, seconds in _time_tests(live.steps)]
+        parts.append(_multiply(live.answers - answers, fmean(tests) if tests else None))
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
@@ -120,50 +120,50 @@ def estimate_left(live: Live, now: float) -> float | None:
 def estimate_step(live: Live, now: float) -> float | None:
     """Seconds until the step that is going on is done."""
     *before, step = live.steps
-    if step.done >= step.total:
+    event, pace = step.event, find_pace(step)
+    if event.is_over:
         return 0.0
-    pace = find_pace(step)
     if pace is not None:
-        return max(0.0, pace * (step.total - step.done) - (now - step.updated))
-    if count_trainings(step.what):
-        whole = _multiply(count_trainings(step.what), _time_training(before))
-        left = None if whole is None else whole * (step.total - step.done) / step.total
+        return max(0.0, pace * (event.total - event.done) - (now - step.updated))
+    if isinstance(event, TrainEvent):
+        whole = _multiply(event.trainings, _time_training(before))
+        left = None if whole is None else whole * (event.total - event.done) / event.total
         return None if left is None else max(0.0, left - (now - step.updated))
-    tests = _time_tests(before) if _is_test(step) else {}
-    alike = [seconds for each, seconds in tests.items() if each.what == step.what]  # the same method on another seed
-    return max(0.0, fmean(alike or tests.values()) - (now - step.began)) if tests else None
+    if not isinstance(event, AnswerEvent):
+        return None
+    tests = _time_tests(before)
+    alike = [seconds for name, seconds in tests if name == event.method]  # on another seed
+    return max(0.0, fmean(alike or [seconds for _, seconds in tests]) - (now - step.began)) if tests else None
 
 
-def find_pace(step: Step) -> float | None:
-    """Seconds per round, client or whatever it counts; None where not one was seen from its beginning to its end."""
-    seen = step.done - step.first
+def find_pace(step: LiveStep) -> float | None:
+    """Seconds per round, client or whatever is counted; None before the first whole one."""
+    seen = step.event.done - step.first
     return (step.updated - step.began) / seen if seen > 0 else None
 
 
-def _time_training(steps: Iterable[Step]) -> float | None:
+def _time_training(steps: Iterable[LiveStep]) -> float | None:
     """Seconds of one training with all its rounds: the mean over those whose pace was seen."""
-    seen = [(step, pace) for step in steps if count_trainings(step.what) and (pace := find_pace(step)) is not None]
-    number = sum(count_trainings(step.what) for step, _ in seen)
-    return sum(pace * step.total for step, pace in seen) / number if number else None
+    seen = [(each.event, pace) for each in steps if each.event.trainings and (pace := find_pace(each)) is not None]
+    number = sum(event.trainings for event, _ in seen)
+    return sum(pace * event.total for event, pace in seen) / number if number else None
 
 
-def _time_tests(steps: Iterable[Step]) -> dict[Step, float]:
-    """Seconds of those tests that were seen from the first client to the last."""
-    return {
-        each: each.updated - each.began for each in steps if _is_test(each) and each.first < each.done == each.total
-    }
-
-
-def _is_test(step: Step) -> bool:
-    return step.what.startswith("testing ")
+def _time_tests(steps: Iterable[LiveStep]) -> list[tuple[str, float]]:
+    """Methods, and the seconds of their tests, of those seen from the first client to the last."""
+    return [
+        (each.event.method, each.updated - each.began)
+        for each in steps
+        if isinstance(each.event, AnswerEvent) and each.event.is_over and find_pace(each) is not None
+    ]
 
 
 def _multiply(number: int, seconds: float | None) -> float | None:
     return None if seconds is None else number * seconds
 
 
-def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Scores, int]:
-    """Percent right by method and test: the mean over clients, then over seeds; and how many files are not readable."""
+def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Accuracies, int]:
+    """Accuracy by method and test, the mean over clients, then over seeds; and how many files cannot be read."""
     cells: dict[tuple[str, str], dict[int, float]] = {}
     unreadable = 0
     for stem in stems:
@@ -173,7 +173,7 @@ def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Scores, int]:
                 cells.setdefault((method, test), {})[seed] = percent  # after more rounds, in place of that after fewer
         except (OSError, ValueError, RecursionError):
             unreadable += 1
-    scores: Scores = {}
+    scores: Accuracies = {}
     for (method, test), seeds in cells.items():
         scores.setdefault(method, {})[test] = fmean(seeds.values())
     return scores, unreadable
@@ -225,26 +225,26 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
         yield Text("nothing is told yet", style="dim")
         return
     step = live.steps[-1]
-    unit = "round" if count_trainings(step.what) else "client" if _is_test(step) else ""
+    event = step.event
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(ratio=1, overflow="fold")
     line.add_column(no_wrap=True, justify="right")
-    line.add_row(Text(clean(step.what, 200), style="bold"), Text(clean(step.remark, 30)))
+    line.add_row(Text(clean(event.describe(), 200), style="bold"), Text(clean(event.remark, 30)))
     yield line
     bar = Table.grid(expand=True)  # a bar alone does not end its line
-    bar.add_row(ProgressBar(max(step.total, 1), min(step.done, step.total), complete_style=COLOURS["running"]))
+    bar.add_row(ProgressBar(max(event.total, 1), min(event.done, event.total), complete_style=COLOURS["running"]))
     yield bar
     pace, left = find_pace(step), None if silent else estimate_step(live, now)
-    speed = "" if pace is None else f"{say_pace(pace)} per {unit or 'step'}"
-    wait = "" if left is None or step.done >= step.total else f"done in about {say_seconds(left)}"
-    place = f"{unit} {step.done} of {step.total}".strip()
+    speed = "" if pace is None else f"{say_pace(pace)} per {event.unit or 'step'}"
+    wait = "" if left is None or event.is_over else f"done in about {say_seconds(left)}"
+    place = f"{event.unit} {event.done} of {event.total}".strip()
     yield Text(", ".join(part for part in (place, speed, wait) if part), style="dim")
 
 
 def _say_counts(live: Live, now: float, silent: bool) -> Iterator[str]:
     """Everything so far, and how long all of it will take."""
-    begun = sum(count_trainings(step.what) for step in live.steps)
-    over = begun - sum(count_trainings(step.what) for step in live.steps[-1:] if step.done < step.total)
+    begun = sum(step.event.trainings for step in live.steps)
+    over = begun - sum(step.event.trainings for step in live.steps[-1:] if not step.event.is_over)
     trainings = f"trainings {min(over, live.trainings)} of {live.trainings}, " if live.trainings else ""
     failed = f", {len(live.failures)} failed" if live.failures else ""
     yield f"{trainings}answers {len(live.answered)} of {live.answers}{failed}"
@@ -270,9 +270,9 @@ def _show_steps(live: Live) -> Iterator[RenderableType]:
     for _ in range(2):
         grid.add_column(no_wrap=True, justify="right")
     for step in over[-RECENT:]:
-        short = "" if step.done >= step.total else f"{step.done} of {step.total}"
-        seconds = say_seconds(step.updated - step.began)
-        grid.add_row(Text(clean(step.what, 200)), Text(short or clean(step.remark, 30)), seconds)
+        event, seconds = step.event, say_seconds(step.updated - step.began)
+        short = clean(event.remark, 30) if event.is_over else f"{event.done} of {event.total}"
+        grid.add_row(Text(clean(event.describe(), 200)), Text(short), seconds)
     yield grid
 
 
@@ -280,13 +280,13 @@ def _show_steps(live: Live) -> Iterator[RenderableType]:
 class _ScoreTable:
     """Methods x tests. Columns that do not fit beside each other go below."""
 
-    scores: Scores
+    scores: Accuracies
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.text import Text
 
         tests = list(dict.fromkeys(test for row in self.scores.values() for test in row))
-        yield Text("percent right, mean over clients and seeds", style="bold")
+        yield Text("accuracy (%), mean over clients and seeds", style="bold")
         while tests:
             ways = [(number, gap) for number in range(len(tests), 0, -1) for gap in (2, 1)]
             tables = (self._make(tests[:number], gap) for number, gap in ways)

@@ -1,11 +1,11 @@
-"""What a running experiment tells those who watch it: runs/NAME/progress.json, written whole again and again."""
+"""runs/NAME/progress.json: how far a running experiment is, for `fedthe watch`."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,30 +14,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import store
-from .errors import Failed, InputError
-from .progress import listening
-from .text import clean, flatten
+from .. import store
+from ..errors import Failed, InputError
+from ..text import clean, flatten
+from .events import AnswerEvent, Event, TrainEvent, WaitEvent, WorkEvent, listening
 
 T = TypeVar("T")
 FILE = "progress.json"
-FORMAT = 1
+FORMAT = 2
+KINDS: dict[str, type[Event]] = {each.kind: each for each in (TrainEvent, AnswerEvent, WaitEvent, WorkEvent)}
 STATES = ("running", "done", "stopped", "failed")
-EVERY = 1.0  # seconds: what is told more often waits
-BEAT = 10.0  # seconds: a file this old is written again, so that a long round is not taken for a dead run
-SILENCE = 60.0  # seconds after which a run that says nothing is taken for dead
+EVERY = 1.0  # seconds between writes while the same step goes on
+BEAT = 10.0  # seconds after which the file is written again, so that a long round does not look like a dead run
+SILENCE = 60.0  # seconds without a write after which a run counts as dead
 
 
 @dataclass(frozen=True)
-class Step:
-    """Something that takes long: a training, the test of a method, or what comes before them."""
+class LiveStep:
+    """A piece of work: its latest event, and when it began."""
 
-    what: str
-    done: int
-    total: int
-    remark: str
-    began: float  # when it was first heard of
-    first: int  # how much was done then: what went on from a checkpoint does not begin with 0
+    event: Event
+    began: float
+    first: int  # how much was done then: a training may continue from a checkpoint
     updated: float
 
 
@@ -46,20 +44,20 @@ class Live:
     """A run as it was at `updated`. All times are in seconds since 1970."""
 
     state: str  # one of STATES
-    why: str  # it failed, in a line; "" otherwise
+    why: str  # why it failed, in a line; "" otherwise
     pid: int
     host: str
     began: float
     updated: float
-    trainings: int  # to do in this run: those that were there at its beginning do not count
+    trainings: int  # that this run has to do: finished ones do not count
     answers: int  # of the whole experiment
     answered: tuple[str, ...]  # answers/STEM.json
-    failures: tuple[str, ...]  # which answers there will not be, and why
-    steps: tuple[Step, ...]  # in their order; the last is going on
+    failures: tuple[str, ...]  # answers that will be missing, and why
+    steps: tuple[LiveStep, ...]  # the last is going on
 
 
 class Recorder:
-    """Hears what the work tells, and keeps the file. Whatever hinders the writing never stops the run."""
+    """Listens to a run and keeps its file. A file that cannot be written does not stop the run."""
 
     def __init__(self, folder: Path, trainings: int, answers: int, clock: Callable[[], float] = time.time) -> None:
         now = clock()
@@ -70,12 +68,12 @@ class Recorder:
             store.make_folder(folder)
         self._save()
 
-    def hear(self, what: str, done: int, total: int, remark: str) -> None:
+    def hear(self, event: Event) -> None:
         with self._lock:
             now, steps = self._clock(), list(self.live.steps)
-            at = _find_open(steps, what, done, total)
-            step = Step(what, done, total, remark, now, done, now) if at is None else steps.pop(at)
-            steps.append(replace(step, done=done, total=total, remark=remark, updated=now))
+            at = _find_open(steps, event)
+            step = LiveStep(event, now, event.done, now) if at is None else steps.pop(at)
+            steps.append(replace(step, event=event, updated=now))
             self._change(at is None or at < len(steps) - 1, steps=tuple(steps))
 
     def add_answer(self, stem: str) -> None:
@@ -85,12 +83,12 @@ class Recorder:
                 self._change(False, answered=(*self.live.answered, stem))
 
     def add_failure(self, why: str) -> None:
-        """An answer that will not come."""
+        """An answer will be missing."""
         with self._lock:
             self._change(False, failures=(*self.live.failures, flatten(why, 300)))
 
     def beat(self) -> None:
-        """Write what waits; and now and then the same again, as a sign of life."""
+        """Write pending changes; without any, write now and then as a sign of life."""
         with self._lock:
             if self._is_older_than(EVERY if self._news else BEAT):
                 self._save()
@@ -106,23 +104,24 @@ class Recorder:
             self._save()
 
     def _is_older_than(self, seconds: float) -> bool:
-        return not 0 <= self._clock() - self.live.updated < seconds  # a clock that was set back has no say
+        return not 0 <= self._clock() - self.live.updated < seconds  # negative: the clock was set back
 
     def _save(self) -> None:
         self.live = replace(self.live, updated=self._clock())
         self._news = False
-        if self._path.parent.is_dir():  # who removed it does not want it back
+        if self._path.parent.is_dir():  # a removed folder is not made again
+            steps = [_flatten_step(step) for step in self.live.steps]
             with suppress(OSError, InputError):
-                store.write_json(self._path, {"format": FORMAT, **asdict(self.live)})
+                store.write_json(self._path, {"format": FORMAT, **asdict(replace(self.live, steps=())), "steps": steps})
 
 
 @contextmanager
 def recording(
     folder: Path, *, trainings: int, answers: int, clock: Callable[[], float] = time.time
 ) -> Iterator[Recorder]:
-    """Within the block, whoever watches `folder` sees how far the work is. What was there before is replaced.
+    """Within the block, `fedthe watch FOLDER` shows how far the work is.
 
-    trainings: how many are still to be done (one method on three seeds is three); answers: how many there will be.
+    trainings: how many are still to do (one method on three seeds is three); answers: how many there will be.
     """
     recorder, over = Recorder(folder, trainings, answers, clock), threading.Event()
 
@@ -148,13 +147,21 @@ def recording(
         heart.join()
 
 
-def _find_open(steps: Sequence[Step], what: str, done: int, total: int) -> int | None:
-    """Where the step is that this goes on with. Others may have come in between: a test corrupts its images first."""
+def _find_open(steps: Sequence[LiveStep], event: Event) -> int | None:
+    """The step that this event continues. Others may have come in between: a test corrupts its images first."""
     for at, step in reversed(list(enumerate(steps))):
-        if step.what == what and step.total == total:
-            last = at == len(steps) - 1  # seeds that train together all tell of the last round
-            return at if done >= step.done and (last or step.done < step.total) else None  # or the next seed begins
+        if event.continues(step.event):
+            last = at == len(steps) - 1  # seeds that train together each tell of the last round
+            again = event.done < step.event.done or (step.event.is_over and not last)
+            return None if again else at
     return None
+
+
+def _flatten_step(step: LiveStep) -> dict[str, Any]:
+    """For JSON, which has no number that is not finite."""
+    event = asdict(step.event)
+    known = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in event.items()}
+    return {"kind": step.event.kind, **known, "began": step.began, "first": step.first, "updated": step.updated}
 
 
 def _say_error(error: BaseException) -> str:
@@ -163,12 +170,6 @@ def _say_error(error: BaseException) -> str:
     return (
         words if isinstance(error, InputError | Failed) and words else f"{type(error).__name__}: {words}".rstrip(": ")
     )
-
-
-def count_trainings(what: str) -> int:
-    """How many trainings a step is: "training fedrod and fedthe, 3 seeds" is six, and a test is none."""
-    match = re.fullmatch(r"training (.+?)(?:, (\d+) seeds)?", what)
-    return len(match[1].split(" and ")) * int(match[2] or 1) if match else 0
 
 
 def read_progress(folder: Path) -> Live:
@@ -190,17 +191,14 @@ def read_progress(folder: Path) -> Live:
         if value["format"] != FORMAT:
             known = f"this version of fedthe knows format {FORMAT}"
             raise InputError(f"{path} has format {value['format']}, but {known}; use the one that runs it.")
-        if not all(isinstance(value[name], list) for name in ("steps", "answered", "failures")):
-            raise TypeError("its steps, answered or failures are no list")
-        steps = tuple(_fill(Step, step) for step in value["steps"])
-        lists = {name: tuple(value[name]) for name in ("answered", "failures")}
-        live = _fill(Live, value | lists | {"steps": steps})
+        if not isinstance(value["steps"], list):
+            raise TypeError("its steps are no list")
+        steps = [_fill(LiveStep, step, event=_fill(KINDS[step["kind"]], step)) for step in value["steps"]]
+        live = _fill(Live, value, steps=tuple(steps))
         if live.state not in STATES:
             raise ValueError(f"state {live.state!r}")
-        if not all(isinstance(stem, str) and Path(stem).name == stem for stem in live.answered):
+        if not all(Path(stem).name == stem for stem in live.answered):
             raise ValueError("an answer has no name")
-        if not all(isinstance(why, str) for why in live.failures):
-            raise ValueError("a failure has no reason")
         return live
     except InputError:
         raise
@@ -212,12 +210,19 @@ def _damaged(path: Path, error: Exception) -> InputError:
     return InputError(f"{path} is damaged ({clean(str(error))}); a run that goes on writes it again.")
 
 
-def _fill(kind: type[T], value: Mapping[str, Any]) -> T:
-    """The dataclass with these values, if every one of them is what it should be."""
-    wanted = {"str": (str,), "int": (int,), "float": (int, float)}
-    found = {each.name: value[each.name] for each in fields(kind)}  # type: ignore[arg-type]
-    for each in fields(kind):  # type: ignore[arg-type]
-        one = found[each.name]
-        if type(one) not in wanted.get(str(each.type), (tuple,)) or (type(one) in (int, float) and not 0 <= one < 1e12):
-            raise TypeError(f"{each.name} is {repr(one)[:60]}")
-    return kind(**found)
+def _fill(kind: type[T], value: Mapping[str, Any], **made: Any) -> T:
+    """The dataclass with these values, if each has its type; `made` are there already."""
+    hints = {each.name: str(each.type) for each in fields(kind) if each.name not in made}  # type: ignore[arg-type]
+    return kind(**{name: _check(name, value[name], hint) for name, hint in hints.items()}, **made)
+
+
+def _check(name: str, value: Any, hint: str) -> Any:
+    """The value, if it is what an annotation such as tuple[str, ...] says."""
+    if hint.startswith("tuple[") and type(value) is list:
+        return tuple(_check(name, each, hint[len("tuple[") : -len(", ...]")]) for each in value)
+    if hint == "float | None" and (value is None or type(value) in (int, float)):
+        return value
+    known = {"str": (str,), "int": (int,), "float": (int, float)}.get(hint, ())
+    if type(value) not in known or (type(value) in (int, float) and not 0 <= value < 1e12):
+        raise TypeError(f"{name} is {repr(value)[:60]}")
+    return value
