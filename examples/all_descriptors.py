@@ -12,14 +12,9 @@ import sys
 from dataclasses import replace
 
 from fedthe.config import make_config
-<<<<<<< HEAD
 from fedthe.experiment.training import Deployed, deploy_all
 from fedthe.study.figures.base import average
 from fedthe.study.figures.inside import rate
-=======
-from fedthe.experiment.training import Deployed, deploy_all
-from fedthe.study.figures import average, rate
->>>>>>> experiment
 
 
 def show(deployed: Deployed) -> dict[str, float]:

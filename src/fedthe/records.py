@@ -46,7 +46,11 @@ def save_progress(path: Path, progress: Progress) -> None:
 
     progress.clients.sync()
     named, clients = progress.clients.state()
-    parts = {"clients": named, "shared": tree.flatten(progress.server.shared), "averages": tree.flatten(progress.averages)}
+    parts = {
+        "clients": named,
+        "shared": tree.flatten(progress.server.shared),
+        "averages": tree.flatten(progress.averages),
+    }
     # copies: a view of a larger tensor would be refused
     tensors = {
         f"{part}.{name}": leaf.detach().cpu().contiguous().clone()

@@ -19,8 +19,8 @@ import torch
 
 from .. import records, store, tree
 from ..config import Config
-from ..data import load_dataset
 from ..corruptions import CORRUPTION_VERSION
+from ..data import load_dataset
 from ..data.plan import Federation, build
 from ..data.pool import Pool
 from ..engine.evaluate import answer_stream, score

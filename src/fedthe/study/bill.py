@@ -12,7 +12,7 @@ from ..data import load_dataset
 from ..engine.server import count_sampled
 from ..engine.visit import Training
 from ..experiment.training import group_by_training
-from ..methods.base import Method
+from ..methods.base import Method, Predictor
 from ..methods.compose import describe
 from ..methods.make import make_methods
 from ..methods.memo import Memo
