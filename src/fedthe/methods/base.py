@@ -101,7 +101,8 @@ class Method:
         shared = self.rounds.share(self.net, params)
         mine, kept = self.rounds.keep(self.net, params), self.personal.keep(self.net, params)
         averages = {name: kept[source] for name, source in self.personal.averages.items()}
-        clash = averages.keys() & shared.keys() | (set() if self.is_one_part else mine.keys() & kept.keys())
+        clash = averages.keys() & (shared | mine | kept).keys()
+        clash |= set() if self.is_one_part else mine.keys() & kept.keys()
         if clash:
             raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
         return Start(shared, averages, mine | kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from ..errors import InputError
@@ -51,7 +51,7 @@ def compose(net: Net, recipe: Recipe) -> Method:
 def describe(value: Any) -> dict[str, Any]:
     """A method or a part as plain data, for records: its class and its hyperparameters, nested ones too."""
     values: dict[str, Any] = {"is": f"{type(value).__module__}.{type(value).__qualname__}"}
-    for name in value.__dataclass_fields__:
-        inner = getattr(value, name)
-        values[name] = describe(inner) if hasattr(inner, "__dataclass_fields__") else inner
+    for each in fields(value):
+        inner = getattr(value, each.name)
+        values[each.name] = describe(inner) if is_dataclass(inner) else inner
     return values
