@@ -43,7 +43,7 @@ class Loop:
         stacks: dict[str, Tensor] = {}
         faults: dict[int, str] = {}
         losses, versions = [], _list_versions(visit.servers)
-        for i, done in enumerate(map_in_threads(lambda row: _visit_one(visit, row), rows, self._workers)):
+        for i, done in enumerate(map_in_threads(lambda row: visit_one(visit, row), rows, self._workers)):
             losses.append(float(done.worked.loss))
             if done.fault is not None:
                 faults[i] = done.fault
@@ -88,7 +88,7 @@ class _Done(NamedTuple):
     fault: str | None  # why it cannot be used
 
 
-def _visit_one(visit: Visit, row: Row) -> _Done:
+def visit_one(visit: Visit, row: Row) -> _Done:
     fits, received, shard = _prepare(visit, row)
     shared = visit.servers[row.run].shared
     worked = work(visit.methods, fits, shared, received, shard)
