@@ -271,7 +271,7 @@ def test_restore_needs_the_file_as_it_was(tmp_path):
     with pytest.raises(InputError, match="file is missing; delete the checkpoint to train again"):
         restore(saved, file)
     file.mkdir()
-    with pytest.raises(InputError, match="cannot open .*file"):
+    with pytest.raises(InputError, match=r"cannot open .*file"):
         restore(saved, file)
 
 

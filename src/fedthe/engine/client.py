@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..methods.base import Method
+from ..methods.base import Kept, Method
 from ..methods.fit import Fit
 from ..tree import Tree
 from ..types import Shard
@@ -41,15 +41,27 @@ class Worked(NamedTuple):
     loss: Tensor  # the last local one, or the first that is not finite
 
 
-def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence[Received], shard: Shard) -> Worked:
-    """A round of one client. Methods that train the same shared model share its training; mostly there is one."""
+def work(
+    methods: Sequence[Method],
+    names: Sequence[Kept],
+    fits: Fits,
+    shared: Tree,
+    received: Sequence[Received],
+    shard: Shard,
+) -> Worked:
+    """A round of one client. Methods that train the same shared model share its training; mostly there is one.
+
+    names: of what clients keep, by method.
+    """
     made = [
         method.personal.personalize(fits.personal, shared | own.averages, own.mine, shard)
         for method, own in zip(methods, received, strict=True)
     ]
-    kept = [_keep(own.mine, each.params) for own, each in zip(received, made, strict=True)]
-    local = methods[0].rounds.local(fits.local, shared, kept[0], shard)
-    kept = [own | _check_kept(own, local.mine) for own in kept]
+    kept = [own.mine | _pick(each.params, name.personal) for name, own, each in zip(names, received, made, strict=True)]
+    # rounds see only what is kept for them, which is the same for all methods
+    local = methods[0].rounds.local(fits.local, shared, _pick(kept[0], names[0].rounds), shard)
+    _check_kept(local.mine, names[0].rounds)
+    kept = [own | local.mine for own in kept]
     averages = [
         {name: own[source] for name, source in method.personal.averages.items()}
         for method, own in zip(methods, kept, strict=True)
@@ -72,12 +84,11 @@ def pick_loss(before: Sequence[Tensor], losses: Tensor) -> Tensor:
     return last
 
 
-def _keep(mine: Tree, made: Tree) -> Tree:
-    return {name: made.get(name, before) for name, before in mine.items()}
+def _pick(leaves: Tree, names: frozenset[str]) -> Tree:
+    return {name: leaf for name, leaf in leaves.items() if name in names}
 
 
-def _check_kept(mine: Tree, changed: Tree) -> Tree:
+def _check_kept(changed: Tree, names: frozenset[str]) -> None:
     for name in changed:
-        if name not in mine:
+        if name not in names:
             raise InputError(f"`local` returned {name!r} for a client to keep, but `keep` does not name it.")
-    return changed

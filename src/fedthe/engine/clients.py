@@ -63,7 +63,9 @@ class Clients:
         if self.rounds[k] < 0:
             return tree.unflatten(self.first)
         if self._on_file:
-            return tree.take(self.take([k]), 0)
+            return tree.map_leaves(
+                lambda leaf, like: leaf[0].to(like.device), self.take([k]), tree.unflatten(self.first)
+            )
         return tree.unflatten({name: leaf[k] for name, leaf in self.rows.items()})
 
     def take(self, ids: Sequence[int]) -> Tree:

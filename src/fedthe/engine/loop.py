@@ -21,7 +21,7 @@ from ..types import Shard
 from .client import Fits, Received, Worked, deploy, work
 from .evaluate import answer_one
 from .fit import LoopFit
-from .server import Diverged, Server, find_fault
+from .server import Diverged, find_fault
 from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
 
 
@@ -42,14 +42,21 @@ class Loop:
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
         stacks: dict[str, Tensor] = {}
         faults: dict[int, str] = {}
-        losses, versions = [], _list_versions(visit.servers)
-        for i, done in enumerate(map_in_threads(lambda row: visit_one(visit, row), rows, self._workers)):
+        losses, names, lent = [], visit.kept, _lend(visit)
+
+        def visit_one(row: Row) -> _Done:
+            fits, received, shard = _prepare(visit, row, lent[row.run])
+            worked = work(visit.methods, names, fits, lent[row.run].shared, received, shard)
+            kept = [tree.flatten(each) for each in worked.kept]
+            return _Done(worked, find_structural_fault(visit.reached[row.run], worked.upload, kept))
+
+        for i, done in enumerate(map_in_threads(visit_one, rows, self._workers)):
             losses.append(float(done.worked.loss))
             if done.fault is not None:
                 faults[i] = done.fault
             else:
                 _store(stacks, i, len(rows), _name_leaves(done.worked))
-        _refuse_changes(visit, versions)
+        _refuse_changes(visit, lent)
         stacked = tree.unflatten(stacks)
         methods = [str(m) for m in range(len(visit.methods))]
         kept = tuple(tree.flatten(stacked.get("kept", {}).get(m, {})) for m in methods)
@@ -57,21 +64,20 @@ class Loop:
         return Visited(stacked.get("upload", {}), kept, averages, torch.tensor(losses), faults)
 
     def deploy(self, visit: Visit, clients: Sequence[int]) -> tuple[Tree, Tensor]:
-        (method,), (server,), stacks, losses = visit.methods, visit.servers, dict[str, Tensor](), []
+        (method,), (lent,), stacks, losses = visit.methods, _lend(visit), dict[str, Tensor](), []
 
-        def work(k: int) -> tuple[Tree, Tensor]:
-            fits, (received,), shard = _prepare(visit, Row(0, k))
-            return deploy(method, fits.personal, server.shared, received, shard)
+        def deploy_one(k: int) -> tuple[Tree, Tensor]:
+            fits, (received,), shard = _prepare(visit, Row(0, k), lent)
+            return deploy(method, fits.personal, lent.shared, received, shard)
 
-        versions = _list_versions(visit.servers)
-        for i, (made, loss) in enumerate(map_in_threads(work, clients, self._workers)):
+        for i, (made, loss) in enumerate(map_in_threads(deploy_one, clients, self._workers)):
             flat = tree.flatten(made)
-            fault = find_fault({name: stack[0] for name, stack in stacks.items()} or flat, flat)
+            fault = find_fault({name: stack[0] for name, stack in stacks.items()} if i else flat, flat)
             if fault is not None:
-                raise Diverged(server.round, clients[i], f"its state's {fault}, unlike other clients'")
+                raise Diverged(visit.round, clients[i], f"its state's {fault}, unlike other clients'")
             losses.append(float(loss))
             _store(stacks, i, len(clients), flat)
-        _refuse_changes(visit, versions)
+        _refuse_changes(visit, [lent])
         return tree.unflatten(stacks), torch.tensor(losses)
 
     def answer(
@@ -88,19 +94,26 @@ class _Done(NamedTuple):
     fault: str | None  # why it cannot be used
 
 
-def visit_one(visit: Visit, row: Row) -> _Done:
-    fits, received, shard = _prepare(visit, row)
-    shared = visit.servers[row.run].shared
-    worked = work(visit.methods, fits, shared, received, shard)
-    kept = [tree.flatten(each) for each in worked.kept]
-    return _Done(worked, find_structural_fault(visit.reached[row.run], worked.upload, kept))
+class _Lent(NamedTuple):
+    """Copies of what all clients of a run receive: the server's own stay as they are, whatever a method does."""
+
+    shared: Tree
+    averages: tuple[Tree, ...]  # by method
 
 
-def _prepare(visit: Visit, row: Row) -> tuple[Fits, list[Received], Shard]:
-    """What one client works with."""
+def _lend(visit: Visit) -> list[_Lent]:
+    def copy(leaves: Tree) -> Tree:
+        return tree.map_leaves(torch.clone, leaves)
+
+    return [_Lent(copy(some[0].server.shared), tuple(copy(each.averages) for each in some)) for some in visit.reached]
+
+
+def _prepare(visit: Visit, row: Row, lent: _Lent) -> tuple[Fits, list[Received], Shard]:
+    """What one client works with; what it keeps is a copy, too."""
     run = visit.runs[row.run]
     shard = run.shards[row.client]
-    received = [Received(each.averages, each.clients[row.client]) for each in visit.reached[row.run]]
+    mine = [tree.map_leaves(torch.clone, each.clients[row.client]) for each in visit.reached[row.run]]
+    received = [Received(*pair) for pair in zip(lent.averages, mine, strict=True)]
     return make_fits(visit, run.seed, row.client, shard), received, shard
 
 
@@ -129,15 +142,10 @@ def _store(stacks: dict[str, Tensor], i: int, rows: int, leaves: dict[str, Tenso
         stacks[name][i] = leaf.detach()
 
 
-def _list_versions(servers: Sequence[Server]) -> list[dict[str, int]]:
-    """How often each leaf that clients receive was changed in place."""
-    return [{name: leaf._version for name, leaf in tree.flatten(server.shared).items()} for server in servers]
-
-
-def _refuse_changes(visit: Visit, before: list[dict[str, int]]) -> None:
+def _refuse_changes(visit: Visit, lent: Sequence[_Lent]) -> None:
     """All clients receive the same tensors: an in-place change would reach them all."""
-    for then, now in zip(before, _list_versions(visit.servers), strict=True):
-        for name in then:
-            if now[name] != then[name]:
+    for each in lent:
+        for name, leaf in (pair for part in (each.shared, *each.averages) for pair in tree.flatten(part).items()):
+            if leaf._version:
                 who = " or ".join(type(part).__name__ for part in (visit.methods[0].rounds, visit.methods[0].personal))
                 raise InputError(f"{who} changes {name} of the shared model in place; return new tensors.")

@@ -82,8 +82,10 @@ class Stack:
 
     def _visit(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> Visited:
         def one(row: Tensor, shared: Tree, received: list[Received], shard: Shard) -> Worked:
-            return client.work(visit.methods, Fits(*(fit.at(row) for fit in fits)), shared, received, shard)
+            phases = Fits(*(fit.at(row) for fit in fits))
+            return client.work(visit.methods, names, phases, shared, received, shard)
 
+        names = visit.kept
         shards, fits, received = self._prepare(visit, rows, steps)
         shared = _rows_of_runs([server.shared for server in visit.servers], rows)
         with lift_convolutions(self.dtype):
@@ -108,9 +110,10 @@ class Stack:
 
     def _deploy(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> tuple[Tree, Tensor]:
         (method,), (server,) = visit.methods, visit.servers
+        shared = tree.map_leaves(torch.clone, server.shared)  # a method may write to it
 
         def one(row: Tensor, received: list[Received], shard: Shard) -> tuple[Tree, Tensor]:
-            return client.deploy(method, fits[0].at(row), server.shared, received[0], shard)
+            return client.deploy(method, fits[0].at(row), shared, received[0], shard)
 
         shards, fits, received = self._prepare(visit, rows, steps)
         with lift_convolutions(self.dtype):

@@ -124,7 +124,9 @@ def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
         with code_of_a_method():
             visited = engine.visit(visit, rows)
     except Failed as error:
-        return [error] * len(runs)
+        if len(runs) == 1:
+            return [error]
+        return [result for r in range(len(runs)) for result in train_round(visit.pick(r), engine)]
     faults, losses = list_faults(visited), visited.losses.tolist()  # the host waits here, once a round
     results: list[list[Progress] | Failed] = []
     first = 0
@@ -176,8 +178,8 @@ def _finish_round(
     after = replace(server, round=server.round + 1, shared=shared)
     progress = []
     for before, kept, averages in zip(visit.reached[r], visited.kept, visited.averages, strict=True):
-        means = tree.weighted_mean(tree.map_leaves(pick, averages), weights) if averages else {}
         try:
+            means = tree.weighted_mean(tree.map_leaves(pick, averages), weights)
             mine = before.clients.put(clients, {name: pick(leaf) for name, leaf in kept.items()}, server.round)
         except InputError as error:  # states that do not fit together; a disk that is full is another matter
             raise Broken(error) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import tree
 from ..errors import InputError
-from ..methods.base import Method
+from ..methods.base import Kept, Method
 from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
@@ -100,6 +100,15 @@ class Visit:
     @property
     def round(self) -> int:
         return self.servers[0].round
+
+    @cached_property
+    def kept(self) -> tuple[Kept, ...]:
+        """By method, the names of what clients keep."""
+        return tuple(method.kept for method in self.methods)
+
+    def pick(self, run: int) -> Visit:
+        """That of a single run."""
+        return replace(self, runs=[self.runs[run]], reached=[self.reached[run]])
 
     @property
     def longest(self) -> int:

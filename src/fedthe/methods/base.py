@@ -90,6 +90,13 @@ class Start(NamedTuple):
     mine: Tree
 
 
+class Kept(NamedTuple):
+    """The names of what clients keep for each part."""
+
+    rounds: frozenset[str]
+    personal: frozenset[str]
+
+
 @dataclass(frozen=True)
 class Method:
     net: Net
@@ -118,10 +125,15 @@ class Method:
         return samples.scan(self.predictor.answer_given, self, mine, state, samples.x, window=window)
 
     @property
+    def kept(self) -> Kept:
+        """Not cached: it takes a while, and an attribute would be taken for a hyperparameter."""
+        params = self.net.init(0)
+        return Kept(*(frozenset(part.keep(self.net, params)) for part in (self.rounds, self.personal)))
+
+    @property
     def training(self) -> Method:
         """All that federated training depends on: methods with equal ones are trained once."""
-        keeps = self.personal.keep(self.net, self.net.init(0))
-        return replace(self, personal=self.personal if keeps else Personal(), predictor=Forward())
+        return replace(self, personal=self.personal if self.kept.personal else Personal(), predictor=Forward())
 
     @property
     def core(self) -> Method:
