@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..methods.base import Kept, Method
+from ..methods.base import Method
 from ..methods.fit import Fit
 from ..tree import Tree
 from ..types import Shard
@@ -29,7 +29,7 @@ class Received(NamedTuple):
     """What a client has of one method when its work begins."""
 
     averages: Tree  # of the server, beside the shared model
-    mine: Tree  # what the client keeps
+    mine: Tree  # what the client keeps: for the rounds, and for the personal part
 
 
 class Worked(NamedTuple):
@@ -41,29 +41,21 @@ class Worked(NamedTuple):
     loss: Tensor  # the last local one, or the first that is not finite
 
 
-def work(
-    methods: Sequence[Method],
-    names: Sequence[Kept],
-    fits: Fits,
-    shared: Tree,
-    received: Sequence[Received],
-    shard: Shard,
-) -> Worked:
-    """A round of one client. Methods that train the same shared model share its training; mostly there is one.
-
-    names: of what clients keep, by method.
-    """
+def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence[Received], shard: Shard) -> Worked:
+    """A round of one client. Methods that train the same shared model share its training; mostly there is one."""
     made = [
-        method.personal.personalize(fits.personal, shared | own.averages, own.mine, shard)
+        method.personal.personalize(fits.personal, shared | own.averages, own.mine.get("personal", {}), shard)
         for method, own in zip(methods, received, strict=True)
     ]
-    kept = [own.mine | _pick(each.params, name.personal) for name, own, each in zip(names, received, made, strict=True)]
-    # rounds see only what is kept for them, which is the same for all methods
-    local = methods[0].rounds.local(fits.local, shared, _pick(kept[0], names[0].rounds), shard)
-    _check_kept(local.mine, names[0].rounds)
-    kept = [own | local.mine for own in kept]
+    kept = [_keep(own.mine, each.params) for own, each in zip(received, made, strict=True)]
+    # What is kept for the rounds is the same for all methods; a method of one part, which is alone, has one branch.
+    branch = "personal" if methods[0].is_one_part else "rounds"
+    mine = kept[0].get(branch, {})
+    local = methods[0].rounds.local(fits.local, shared, mine, shard)
+    _check_kept(local.mine, mine)
+    kept = [own | {branch: own.get(branch, {}) | local.mine} for own in kept]
     averages = [
-        {name: own[source] for name, source in method.personal.averages.items()}
+        {name: own["personal"][source] for name, source in method.personal.averages.items()}
         for method, own in zip(methods, kept, strict=True)
     ]
     before = [losses for each in made for losses in each.losses.unbind()]
@@ -72,8 +64,10 @@ def work(
 
 def deploy(method: Method, fit: Fit, shared: Tree, received: Received, shard: Shard) -> tuple[Tree, Tensor]:
     """What a client deploys beyond the shared model, and the loss of personalizing it."""
-    made = method.personal.personalize(fit, shared | received.averages, received.mine, shard)
-    return received.averages | received.mine | made.params, pick_loss([], made.losses)
+    averages, mine = received
+    made = method.personal.personalize(fit, shared | averages, mine.get("personal", {}), shard)
+    deployed = averages | mine.get("rounds", {}) | mine.get("personal", {}) | made.params
+    return deployed, pick_loss([], made.losses)
 
 
 def pick_loss(before: Sequence[Tensor], losses: Tensor) -> Tensor:
@@ -84,11 +78,13 @@ def pick_loss(before: Sequence[Tensor], losses: Tensor) -> Tensor:
     return last
 
 
-def _pick(leaves: Tree, names: frozenset[str]) -> Tree:
-    return {name: leaf for name, leaf in leaves.items() if name in names}
+def _keep(mine: Tree, made: Tree) -> Tree:
+    """What is kept after personalizing: what the personal part made of it."""
+    own = mine.get("personal", {})
+    return mine | {"personal": {name: made.get(name, leaf) for name, leaf in own.items()}}
 
 
-def _check_kept(changed: Tree, names: frozenset[str]) -> None:
+def _check_kept(changed: Tree, mine: Tree) -> None:
     for name in changed:
-        if name not in names:
+        if name not in mine:
             raise InputError(f"`local` returned {name!r} for a client to keep, but `keep` does not name it.")

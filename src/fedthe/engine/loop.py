@@ -42,11 +42,11 @@ class Loop:
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
         stacks: dict[str, Tensor] = {}
         faults: dict[int, str] = {}
-        losses, names, lent = [], visit.kept, _lend(visit)
+        losses, lent = [], _lend(visit)
 
         def visit_one(row: Row) -> _Done:
             fits, received, shard = _prepare(visit, row, lent[row.run])
-            worked = work(visit.methods, names, fits, lent[row.run].shared, received, shard)
+            worked = work(visit.methods, fits, lent[row.run].shared, received, shard)
             kept = [tree.flatten(each) for each in worked.kept]
             return _Done(worked, find_structural_fault(visit.reached[row.run], worked.upload, kept))
 

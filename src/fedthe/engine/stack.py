@@ -83,9 +83,8 @@ class Stack:
     def _visit(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> Visited:
         def one(row: Tensor, shared: Tree, received: list[Received], shard: Shard) -> Worked:
             phases = Fits(*(fit.at(row) for fit in fits))
-            return client.work(visit.methods, names, phases, shared, received, shard)
+            return client.work(visit.methods, phases, shared, received, shard)
 
-        names = visit.kept
         shards, fits, received = self._prepare(visit, rows, steps)
         shared = _rows_of_runs([server.shared for server in visit.servers], rows)
         with lift_convolutions(self.dtype):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import tree
 from ..errors import InputError
-from ..methods.base import Kept, Method
+from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
@@ -100,11 +100,6 @@ class Visit:
     @property
     def round(self) -> int:
         return self.servers[0].round
-
-    @cached_property
-    def kept(self) -> tuple[Kept, ...]:
-        """By method, the names of what clients keep."""
-        return tuple(method.kept for method in self.methods)
 
     def pick(self, run: int) -> Visit:
         """That of a single run."""

@@ -87,14 +87,7 @@ class Start(NamedTuple):
 
     shared: Tree
     averages: Tree
-    mine: Tree
-
-
-class Kept(NamedTuple):
-    """The names of what clients keep for each part."""
-
-    rounds: frozenset[str]
-    personal: frozenset[str]
+    mine: Tree  # what each client keeps: a branch "rounds" and a branch "personal"; a part that is both has the second
 
 
 @dataclass(frozen=True)
@@ -105,14 +98,13 @@ class Method:
     predictor: Predictor = Forward()
 
     def start(self, params: Tree) -> Start:
-        shared = self.rounds.share(self.net, params)
-        mine, kept = self.rounds.keep(self.net, params), self.personal.keep(self.net, params)
+        shared, kept = self.rounds.share(self.net, params), self.personal.keep(self.net, params)
+        of_rounds = {} if self.is_one_part else self.rounds.keep(self.net, params)
         averages = {name: kept[source] for name, source in self.personal.averages.items()}
-        clash = averages.keys() & (shared | mine | kept).keys()
-        clash |= set() if self.is_one_part else mine.keys() & kept.keys()
+        clash = averages.keys() & (shared | of_rounds | kept).keys() | of_rounds.keys() & kept.keys()
         if clash:
             raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
-        return Start(shared, averages, mine | kept)
+        return Start(shared, averages, {"rounds": of_rounds, "personal": kept})
 
     def logits(self, mine: Tree, x: Tensor) -> Tensor:
         return self.personal.logits(self.net, mine, x)
@@ -125,15 +117,10 @@ class Method:
         return samples.scan(self.predictor.answer_given, self, mine, state, samples.x, window=window)
 
     @property
-    def kept(self) -> Kept:
-        """Not cached: it takes a while, and an attribute would be taken for a hyperparameter."""
-        params = self.net.init(0)
-        return Kept(*(frozenset(part.keep(self.net, params)) for part in (self.rounds, self.personal)))
-
-    @property
     def training(self) -> Method:
         """All that federated training depends on: methods with equal ones are trained once."""
-        return replace(self, personal=self.personal if self.kept.personal else Personal(), predictor=Forward())
+        keeps = self.personal.keep(self.net, self.net.init(0))
+        return replace(self, personal=self.personal if keeps else Personal(), predictor=Forward())
 
     @property
     def core(self) -> Method:
@@ -149,7 +136,8 @@ class Method:
 
     def check(self) -> None:
         """Refuse, before any work, a predictor that does not fit the rest."""
-        deployed = {name for part in self.start(self.net.init(0)) for name in part}
+        shared, averages, mine = self.start(self.net.init(0))
+        deployed = {*shared, *averages, *mine["rounds"], *mine["personal"]}
         missing = [name for name in self.predictor.needs if name not in deployed]
         if missing:
             raise InputError(
