@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet
@@ -15,7 +16,8 @@ import fedthe
 from fedthe import records, tree
 from fedthe.config import Config, read_config
 from fedthe.data.pool import Pool
-from fedthe.engine.clients import Clients, split
+from fedthe.engine.clients import Clients
+from fedthe.engine.server import Server
 from fedthe.engine.visit import Progress
 from fedthe.errors import InputError
 from fedthe.experiment.training import group_by_training
@@ -60,19 +62,19 @@ def test_a_finished_run_is_not_computed_again_and_can_be_extended(data, tmp_path
     assert again.table() == first.table()
     assert rounds == []
     more = fedthe.run(dataset=data, methods=["fedthe", "fedavg"], out=out, **SMALL)
-    assert rounds == ["Method", "Method"]
+    assert rounds == [("Personal",)] * 2
     assert more.table()["fedthe"] == first.table()["fedthe"]
     longer = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 3})
-    assert rounds[2:] == ["TwoHeads"]  # it goes on from the two rounds that are there
+    assert rounds[2:] == [("TwoHeads",)]  # it goes on from the two rounds that are there
     whole = fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 3})
     assert longer.table() == whole.table()
     (path,), (other,) = (each.folder.glob("trainings/*-3.safetensors") for each in (longer, whole))
-    states = [tree.flatten(records.load_progress(each).shared) for each in (path, other)]
+    states = [tree.flatten(records.load_progress(each).server.shared) for each in (path, other)]
     assert all(torch.equal(leaf, states[1][name]) for name, leaf in states[0].items())
     rounds.clear()
     assert fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL).table() == first.table()
     shorter = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 1})
-    assert rounds == ["TwoHeads"]  # one round cannot be had of two
+    assert rounds == [("TwoHeads",)]  # one round cannot be had of two
     assert shorter.trainings.keys() != first.trainings.keys()
 
 
@@ -164,23 +166,21 @@ def test_a_diverging_experiment_stops_alone(data, tmp_path):
     assert mixed.failures == {}
 
 
-def test_checkpoints_come_back_as_they_were_and_hold_shared_tensors_once(tmp_path):
+def test_checkpoints_come_back_as_they_were(tmp_path):
     net = CNN(3, size=16)
-    shared = net.init(0)
-    mine = [shared | {"personal": net.init(k)["head"]} for k in range(4)]
+    shared, averages = net.init(0), {"descriptor": torch.arange(5.0)}
+    mine = [{"personal": {"head": net.init(k)["head"]}} for k in range(4)]
     path = tmp_path / "checkpoint.safetensors"
-    owns, links = zip(*(split(state, shared) for state in mine), strict=True)
-    clients = Clients.start(mine[0], 4).put(
-        range(4), {name: torch.stack([own[name] for own in owns]) for name in owns[0]}, links[0], shared, 6
-    )
-    records.save_progress(path, Progress(7, shared, clients, (0.5, 0.25)))
+    clients = Clients.start(mine[0], 4).put(range(4), tree.flatten(tree.stack(mine)), 6)
+    server = Server(7, shared, (0.5, 0.25), ("client 1 in round 2: the loss is nan; left out",))
+    records.save_progress(path, Progress(server, averages, clients))
     back = records.load_progress(path)
-    assert (back.round, back.losses) == (7, (0.5, 0.25))
-    for a, b in zip((shared, *mine), (back.shared, *back.mine), strict=True):
-        assert tree.flatten(a).keys() == tree.flatten(b).keys()
+    assert replace(back.server, shared={}) == replace(server, shared={})
+    pairs = [(shared, back.server.shared), (averages, back.averages), *zip(mine, back.clients, strict=True)]
+    for a, b in pairs:
+        assert list(tree.flatten(a)) == list(tree.flatten(b))
         assert all(torch.equal(x, tree.flatten(b)[name]) for name, x in tree.flatten(a).items())
-    # the shared model, once more as what all clients received, and four heads
-    assert path.stat().st_size < 1.1 * 4 * (2 * tree.count(shared) + 4 * 64 * 3) + 8192
+    assert path.stat().st_size < 1.1 * 4 * (tree.count(shared) + 5 * 64 * 3) + 8192
     whole = path.read_bytes()
     for cut in (0, 5, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
@@ -226,8 +226,8 @@ def test_killed_ten_times_it_gives_the_numbers_of_a_run_that_was_not(how, data, 
     assert [p.name for p in checkpoints[0]] == [p.name for p in checkpoints[1]]
     for a, b in zip(*checkpoints, strict=True):
         a, b = records.load_progress(a), records.load_progress(b)
-        assert a.losses == b.losses
-        assert all(torch.equal(x, tree.flatten(b.shared)[n]) for n, x in tree.flatten(a.shared).items())
+        assert a.server.losses == b.server.losses
+        assert all(torch.equal(x, tree.flatten(b.server.shared)[n]) for n, x in tree.flatten(a.server.shared).items())
 
 
 def test_a_round_to_keep_takes_the_place_of_a_training_that_was_stopped_before_it(data, tmp_path):

@@ -7,29 +7,17 @@ import torch
 
 import fedthe
 from fedthe import records, tree
-from fedthe.engine import train
 from fedthe.engine.clients import Clients
 from fedthe.errors import InputError
 from fedthe.methods import METHODS, compose
 from fedthe.methods.base import FedAvg, Rounds
 from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.two_heads import TwoHeads
+from helpers import count_rounds
 from trained_methods import ALL, NET, PAPER, trained
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6}
 BALANCED = FedAvg(balanced=True)
-
-
-def watch_rounds(monkeypatch):
-    """From now on, for every round of every lane: the personal parts that it trains, by the names of their classes."""
-    rounds, whole = [], train.train_round
-
-    def train_round(visit, engine):
-        rounds.append(tuple(type(method.personal).__name__ for method in visit.methods))
-        return whole(visit, engine)
-
-    monkeypatch.setattr(train, "train_round", train_round)
-    return rounds
 
 
 def read_trainings(folder):
@@ -79,7 +67,7 @@ def test_what_is_trained_once():
 def test_a_run_trains_them_side_by_side(data, tmp_path, monkeypatch):
     names = ["fedrod", "fedavg", "fedthe", "apfl"]
     alone = run_alone(data, tmp_path / "alone", names, keep=[1])
-    rounds = watch_rounds(monkeypatch)
+    rounds = count_rounds(monkeypatch)
     results = fedthe.run(dataset=data, methods=names, out=str(tmp_path / "beside"), **SMALL | {"keep": [1]})
     assert rounds == [("FedRoD", "TwoHeads")] * 2 + [("Personal", "APFL")] * 2
     assert results.methods == names
@@ -93,7 +81,7 @@ def test_with_what_clients_keep_on_file(data, tmp_path, monkeypatch):
     monkeypatch.setattr(Clients, "start", lambda first, count, file=None, budget=0: whole(first, count, file, 0))
     names = ["apfl", "fedavg", "fedrod", "fedthe"]
     alone = run_alone(data, tmp_path / "alone", names, keep=[1], participation=0.5)
-    out, rounds = str(tmp_path / "beside"), watch_rounds(monkeypatch)
+    out, rounds = str(tmp_path / "beside"), count_rounds(monkeypatch)
     settings = SMALL | {"keep": [1], "participation": 0.5}
     assert fedthe.run(dataset=data, methods=names, out=out, **settings).table() == alone
     assert rounds == [("APFL", "Personal")] * 2 + [("FedRoD", "TwoHeads")] * 2
@@ -102,7 +90,7 @@ def test_with_what_clients_keep_on_file(data, tmp_path, monkeypatch):
 
 
 def test_a_method_added_later_goes_alone_and_a_longer_run_goes_on_together(data, tmp_path, monkeypatch):
-    rounds, out = watch_rounds(monkeypatch), str(tmp_path / "run")
+    rounds, out = count_rounds(monkeypatch), str(tmp_path / "run")
     fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL)
     assert rounds == [("TwoHeads",)] * 2
     fedthe.run(dataset=data, methods=["fedthe", "fedrod"], out=out, **SMALL)
@@ -117,7 +105,7 @@ def test_a_method_added_later_goes_alone_and_a_longer_run_goes_on_together(data,
 def test_those_in_different_rounds_go_on_alone(data, tmp_path, monkeypatch):
     names, out = ["fedthe", "fedrod"], str(tmp_path / "run")
     fedthe.run(dataset=data, methods=names[:1], out=out, **SMALL | {"rounds": 1})
-    rounds = watch_rounds(monkeypatch)
+    rounds = count_rounds(monkeypatch)
     fedthe.run(dataset=data, methods=names, out=out, **SMALL)
     assert sorted(rounds) == [("FedRoD",), ("FedRoD",), ("TwoHeads",)]
 
@@ -125,7 +113,7 @@ def test_those_in_different_rounds_go_on_alone(data, tmp_path, monkeypatch):
 def test_seeds_that_are_ahead_do_not_keep_the_others_apart(data, tmp_path, monkeypatch):
     out, more = str(tmp_path / "run"), {"engine": "stack"}
     fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | more)
-    rounds = watch_rounds(monkeypatch)
+    rounds = count_rounds(monkeypatch)
     fedthe.run(dataset=data, methods=["fedthe", "fedrod"], seeds=[0, 1, 2], out=out, **SMALL | more)
     # seeds 1 and 2, and what seed 0 has not
     assert sorted(rounds) == [("FedRoD",)] * 2 + [("TwoHeads", "FedRoD")] * 2
@@ -160,7 +148,7 @@ def test_what_only_some_of_them_share(names, lanes, data, tmp_path, monkeypatch)
     monkeypatch.setitem(fedthe.METHODS, "described", (BALANCED, Described()))
     monkeypatch.setitem(fedthe.METHODS, "nested", Nested)
     alone = run_alone(data, tmp_path / "alone", names)
-    rounds = watch_rounds(monkeypatch)
+    rounds = count_rounds(monkeypatch)
     assert fedthe.run(dataset=data, methods=names, out=str(tmp_path / "beside"), **SMALL).table() == alone
     assert set(rounds) == lanes
     assert_same_trainings(tmp_path / "beside", tmp_path / "alone")
@@ -178,7 +166,7 @@ def test_an_error_of_one_does_not_keep_the_other_from_being_trained(data, tmp_pa
     results = fedthe.run(dataset=data, methods=["fedthe", "stops"], out=str(tmp_path / "run"), **SMALL)
     assert "mine is wrong" in results.failures["stops, seed 0"]
     assert results.methods == ["fedthe"]
-    rounds = watch_rounds(monkeypatch)
+    rounds = count_rounds(monkeypatch)
     assert fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "run"), **SMALL).table() == alone
     assert rounds == []
 
@@ -199,7 +187,7 @@ class Explodes(FedRoD):
 def test_one_that_diverges_does_not_take_the_other_with_it(tolerate, data, tmp_path, monkeypatch):
     monkeypatch.setitem(fedthe.METHODS, "explodes", (BALANCED, Explodes()))
     alone = run_alone(data, tmp_path / "alone", ["fedthe"])
-    rounds, settings = watch_rounds(monkeypatch), SMALL | {"tolerate": tolerate}
+    rounds, settings = count_rounds(monkeypatch), SMALL | {"tolerate": tolerate}
     results = fedthe.run(dataset=data, methods=["explodes", "fedthe"], out=str(tmp_path / "beside"), **settings)
     assert rounds == [("Explodes", "TwoHeads")] * 2 + [("Explodes",), ("TwoHeads",)]
     assert list(results.failures) == ["explodes, seed 0"]
