@@ -19,10 +19,8 @@ neighbours and their number; more views begin with the fewer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -33,21 +31,9 @@ from torch.nn.functional import grid_sample, pad
 from .. import rng
 from ..errors import InputError
 from ..images import check_images
+from ..kernels import use_kernels
+from ..kernels.augmix_recipe import CHAINS, COSINES, DUST, LEVEL, OPS, PAD, SHEAR, SINES, STEPS, WORDS
 
-OPS = (
-    "autocontrast",
-    "equalize",
-    "rotate",
-    "solarize",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "posterize",
-)
-CHAINS, STEPS = 3, 3
-WORDS = 16  # per view
-PAD = 4
 _ROTATE, _SHEAR_X, _SHEAR_Y, _POSTERIZE = 2, 4, 5, 8
 _KINDS = _EQUALIZE, _STRETCH, _POINT, _WARP = range(4)  # of work: three look levels up in tables, one moves pixels
 _KIND_OF_OP = np.array((_STRETCH, _EQUALIZE, _WARP, _POINT, _WARP, _WARP, _WARP, _WARP, _POINT))
@@ -96,17 +82,12 @@ def augmix_rows(images: Tensor, keys: Tensor, items: Tensor, views: int) -> Tens
 
 
 def _find_kernel(images: Tensor) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
-    """What draws the views of such images faster than this module can: on a GPU, where there is Triton."""
-    if images.device.type != "cuda" or not has_triton():
+    """What draws the views of such images faster than this module can."""
+    if not use_kernels(images):
         return None
-    from .augment_kernel import LARGEST, draw_views
+    from ..kernels.augmix import LARGEST, draw_views
 
     return draw_views if max(images.shape[1:3]) <= LARGEST else None
-
-
-@lru_cache(maxsize=1)
-def has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _draw_key(images: Tensor, key: rng.Key, items: Tensor, views: int) -> Tensor:
@@ -142,10 +123,7 @@ class Draws(NamedTuple):
     depth: np.ndarray  # int64 [r, CHAINS], 1 to 3
     op: np.ndarray  # int64 [r, CHAINS, STEPS], into OPS
     negative: np.ndarray  # int64 [r, CHAINS, STEPS], 0 or 1
-    level: np.ndarray  # int64 [r, CHAINS, STEPS]: from 0.1 to 1, in units of 1 / _LEVEL
-
-
-_LEVEL = 10 << 24
+    level: np.ndarray  # int64 [r, CHAINS, STEPS]: from 0.1 to 1, in units of 1 / LEVEL
 
 
 def read_draws(words: np.ndarray) -> Draws:
@@ -195,7 +173,7 @@ def make_plan(draws: Draws, h: int, w: int) -> Plan:
     # AugMix: int(level * largest / 10), here in whole numbers, so that no rounding decides. Shears are not whole, and
     # posterize comes to 4 bits at all levels of severity 1.
     thrice_largest = np.array((0, 0, 3 * 30, 3 * 256, 0, 0, w, h, 0))
-    size = level * thrice_largest[op] // (3 * 10 * _LEVEL)
+    size = level * thrice_largest[op] // (3 * 10 * LEVEL)
     is_shear = (op == _SHEAR_X) | (op == _SHEAR_Y)
     kind = _KIND_OF_OP[op]
     step = np.arange(STEPS)[:, None]
@@ -217,7 +195,7 @@ def make_plan(draws: Draws, h: int, w: int) -> Plan:
     tables = _POINT_TABLES[np.where(op[points] == _POSTERIZE, -1, size[points])]
 
     warps = tasks[kind[tasks] == _WARP]
-    amount = np.where(is_shear[warps], level[warps] * (0.3 / 10 / _LEVEL), size[warps])
+    amount = np.where(is_shear[warps], level[warps] * SHEAR, size[warps])
     across, down = _look(op[warps], np.where(negative[warps] > 0, -amount, amount), h, w)
     upto = counts.cumsum(0)[:-1]
     return Plan(
@@ -248,14 +226,11 @@ def _look(op: np.ndarray, amount: np.ndarray, h: int, w: int) -> tuple[np.ndarra
     is_rotate = op == _ROTATE
     degrees = np.where(is_rotate, amount, 0).astype(np.int64)
     directions, u, v = _directions(h, w)
-    matrix = directions[:, op] * np.where(is_rotate, _SINES[degrees], amount)[:, None]
-    matrix[0, :, 0] += _COSINES[degrees]
-    matrix[1, :, 1] += _COSINES[degrees]
+    matrix = directions[:, op] * np.where(is_rotate, SINES[degrees], amount)[:, None]
+    matrix[0, :, 0] += COSINES[degrees]
+    matrix[1, :, 1] += COSINES[degrees]
     by_u, by_v, shift = (matrix[:, :, i : i + 1] for i in range(3))
     return (by_u * u + shift).astype(np.float32)[:, :, None], (by_v * v).astype(np.float32)[..., None]
-
-
-_SINES, _COSINES = (np.array([f(math.radians(degrees)) for degrees in range(360)]) for f in (math.sin, math.cos))
 
 
 @lru_cache(maxsize=16)
@@ -363,8 +338,4 @@ def warp(x: Tensor, place: Tensor) -> Tensor:
     """
     inside = torch.maximum(place[0].abs(), place[1].abs()) < 1
     moved = grid_sample(x.float(), place.movedim(0, 3), mode="bilinear", padding_mode="border", align_corners=False)
-    # Pillow cuts to whole levels; what is meant as a whole level must not fall below it by the dust of float32
-    return moved.add_(_DUST).short().to(torch.uint8).mul_(inside[:, None])
-
-
-_DUST = 1e-4
+    return moved.add_(DUST).short().to(torch.uint8).mul_(inside[:, None])

@@ -19,10 +19,10 @@ from ..errors import InputError
 from ..methods.base import Answers, Method, Samples
 from ..methods.samples import OneSample, Step, join
 from ..tree import Tree
+from .ops.layout import empty_rows
 from .outside import run_outside
 from .program import Programs, Replay, name_function
 from .stacked_fit import lift_convolutions
-from .stacked_ops import empty_rows
 
 # a kind of work, items, the work on some of them -> results and how much of each counts
 InChunks = Callable[[Hashable, Sequence[int], Callable[[Sequence[int]], Tensor]], list[tuple[Tensor, int]]]

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from .. import tree
+from ..kernels import use_kernels
 from ..methods.fit import Fitted, Loss
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
 from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts
+from .ops.layout import empty_rows
+from .ops.mode import StackedOps
 from .outside import run_outside
 from .program import Programs, Replay, name_function
-from .stacked_ops import StackedOps, empty_rows, use_kernels
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Program:
     def cut(self, images: Tensor, cuts: Cuts, pad: int) -> None:
         """Load the next batch's images."""
         if use_kernels(images):
-            from .kernels import cut_batches
+            from ..kernels.batches import cut_batches
 
             cut_batches(images, cuts.order, cuts.down, cuts.right, cuts.mirrored, pad, out=self.x)
         else:

@@ -1,7 +1,7 @@
 """Layers that are several of torch's and that an engine may do in one kernel.
 
 Each is a plain function of tensors. As torch's own functions do, it first asks whether a mode wants to take over the
-call: `engine.stacked_ops` does, on a GPU.
+call: `engine.ops.mode` does, on a GPU.
 """
 
 from __future__ import annotations

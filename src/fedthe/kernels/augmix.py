@@ -1,41 +1,41 @@
-"""The views of `augment` on a GPU: one program of a Triton kernel makes a view from its draws to its last pixel.
+"""The views of `data.augment` on a GPU: one program of a Triton kernel makes a view from its draws to its last pixel.
 
-What is decided and what is done is as in `augment`, which stays the reference; see there for the reasons. Here they are
-done without the host: no plan, no copy, no wait, so that a CUDA graph can hold it. Importing this needs Triton.
+It decides and does what `data.augment` does, which stays the reference; see there for the reasons. Here the host takes
+no part: no plan, no copy, no wait, so that a CUDA graph can hold it.
 
 An image is a block of 32-bit words, one per pixel: its channels are the bytes. So one look-up moves all channels. The
-sides of a block are powers of two, what is over is never read. Blocks are in registers; where pixels move, Triton's
-`gather` passes them through shared memory.
+sides of a block are powers of two; pixels beyond the image are never read. Blocks are in registers; where pixels move,
+Triton's `gather` passes them through shared memory.
 """
 
-# What Triton compiles has no types that mypy could check, and where there is no Triton, its decorator has none either.
+# What Triton compiles has no types that mypy could check.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False
 
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from . import augment
+from . import augmix_recipe as recipe
+from .compiler import constexpr, jit, tl, triton
+from .launch import power_of_two
 
 LARGEST = 64  # pixels on a side: a block of 64 x 64 words is what registers and shared memory hold well
+REGISTERS: int | None = None  # per thread at most; None leaves it to the compiler
 
 # Triton reads only such globals that are declared to be constants.
-_WORDS = tl.constexpr(augment.WORDS)
-_PAD = tl.constexpr(augment.PAD)
-_CHAINS, _STEPS = tl.constexpr(augment.CHAINS), tl.constexpr(augment.STEPS)
-_COUNT = tl.constexpr(len(augment.OPS))
+_WORDS = constexpr(recipe.WORDS)
+_PAD = constexpr(recipe.PAD)
+_CHAINS, _STEPS = constexpr(recipe.CHAINS), constexpr(recipe.STEPS)
+_COUNT = constexpr(len(recipe.OPS))
 _AUTOCONTRAST, _EQUALIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, _TRANSLATE_Y, _POSTERIZE = map(
-    tl.constexpr, range(len(augment.OPS))
+    constexpr, range(len(recipe.OPS))
 )
-_DUST = tl.constexpr(augment._DUST)
-_SHEAR = tl.constexpr(0.3 / 10 / augment._LEVEL)  # pixels per pixel in a unit of `level`
-# At severity 1 an image is turned by one or two degrees. Minus k is 360 - k, as in `augment`: it differs in last bits.
-_SIN_1, _SIN_2, _SIN_359, _SIN_358 = (tl.constexpr(float(augment._SINES[degrees])) for degrees in (1, 2, -1, -2))
-_COS_1, _COS_2, _COS_359, _COS_358 = (tl.constexpr(float(augment._COSINES[degrees])) for degrees in (1, 2, -1, -2))
+_DUST = constexpr(recipe.DUST)
+_SHEAR = constexpr(recipe.SHEAR)
+# At severity 1 an image is turned by one or two degrees. Minus k is 360 - k, as in the reference: last bits differ.
+_SIN_1, _SIN_2, _SIN_359, _SIN_358 = (constexpr(float(recipe.SINES[degrees])) for degrees in (1, 2, -1, -2))
+_COS_1, _COS_2, _COS_359, _COS_358 = (constexpr(float(recipe.COSINES[degrees])) for degrees in (1, 2, -1, -2))
 
 
 def draw_views(images: Tensor, keys: Tensor, items: Tensor, views: int, out: Tensor | None = None) -> Tensor:
@@ -51,32 +51,13 @@ def draw_views(images: Tensor, keys: Tensor, items: Tensor, views: int, out: Ten
     assert out.is_contiguous(), "`out` is written as one run of values"
     if n == 0:
         return out
-    tall, wide = _upto_power(h), _upto_power(w)
+    shape = {"H": h, "W": w, "C": c, "TALL": power_of_two(h), "WIDE": power_of_two(w)}
+    launch = {"num_warps": _choose_warps(shape["TALL"] * shape["WIDE"]), "maxnreg": REGISTERS}
+    launch["enable_fp_fusion"] = False  # a product is rounded before it is added to, but where `fma` says otherwise
+    given = (images.contiguous(), keys.contiguous(), items.contiguous())
     with torch.cuda.device_of(images):  # Triton launches on the current device
-        _draw[(n * views,)](
-            images.contiguous(),
-            keys.contiguous(),
-            items.contiguous(),
-            out,
-            views,
-            H=h,
-            W=w,
-            C=c,
-            TALL=tall,
-            WIDE=wide,
-            num_warps=_choose_warps(tall * wide),
-            maxnreg=REGISTERS,
-            enable_fp_fusion=False,  # a product is rounded before it is added to, but where `fma` says otherwise
-        )
+        _draw[(n * views,)](*given, out, views, **shape, **launch)
     return out
-
-
-def _upto_power(side: int) -> int:
-    """The next power of two."""
-    return 1 << (side - 1).bit_length()
-
-
-REGISTERS: int | None = None  # per thread at most; None leaves it to the compiler
 
 
 def _choose_warps(pixels: int) -> int:
@@ -91,11 +72,11 @@ def _draw(
     items,
     out,
     views,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    TALL: tl.constexpr,
-    WIDE: tl.constexpr,
+    H: constexpr,
+    W: constexpr,
+    C: constexpr,
+    TALL: constexpr,
+    WIDE: constexpr,
 ):
     """View `program % views` of image `program // views`."""
     program = tl.program_id(0)
@@ -134,25 +115,25 @@ def _draw(
         tl.store(to + 2, _end(third), mask=within)
 
 
-@triton.jit
-def _rows_and_columns(TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _rows_and_columns(TALL: constexpr, WIDE: constexpr):
     """Of the pixels of a block."""
     at = tl.arange(0, TALL * WIDE)
     return at // WIDE, at % WIDE
 
 
-@triton.jit
-def _within(H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _within(H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr):
     row, column = _rows_and_columns(TALL, WIDE)
     return (row < H) & (column < W)
 
 
-@triton.jit
+@jit
 def _channel(x, c):
     return (x >> (8 * c)) & 255
 
 
-@triton.jit
+@jit
 def _end(total):
     return tl.minimum(tl.maximum(total - 1, -1.0), 1.0)
 
@@ -160,7 +141,7 @@ def _end(total):
 # Draws: see `augment.read_draws`
 
 
-@triton.jit
+@jit
 def _words(key_0, key_1, item, view):
     """The view's words, uint32 [_WORDS]: `rng.words` of the item, from the view's first on."""
     lane = tl.arange(0, _WORDS)
@@ -172,34 +153,32 @@ def _words(key_0, key_1, item, view):
     return tl.where(at == 0, a, tl.where(at == 1, b, tl.where(at == 2, c, d)))
 
 
-@triton.jit
+@jit
 def _word(words, at):
     """One of them as a scalar, as branches need it: a few shuffles, for every warp holds all words."""
     return tl.sum(tl.where(tl.arange(0, _WORDS) == at, words, 0), 0).to(tl.uint32)
 
 
-@triton.jit
-def _split(word, parts: tl.constexpr):
+@jit
+def _split(word, parts: constexpr):
     """The first digit, below `parts`, as int32, and the word of the digits after it; see `augment._split`"""
     return tl.umulhi(word, tl.full([], parts, tl.uint32)).to(tl.int32), word * tl.full([], parts, tl.uint32)
 
 
-@triton.jit
+@jit
 def _unit(word):
     """In (0, 1), float64."""
     return ((word >> 9).to(tl.float64) + 0.5) * (1.0 / 8388608)
 
 
-@triton.jit
+@jit
 def _weight(share):
     """A part of the mix, float64, as what a level of 0 to 255 is worth; with the roundings of the reference."""
     return tl.div_rn(share.to(tl.float32), tl.full([], 127.5, tl.float32))
 
 
-@triton.jit
-def _crop_and_flip(
-    image, word, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
-):
+@jit
+def _crop_and_flip(image, word, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     """A block of what `augment.crop_and_flip` makes."""
     down, rest = _split(word, 2 * _PAD + 1)
     right, rest = _split(rest, 2 * _PAD + 1)
@@ -218,8 +197,8 @@ def _crop_and_flip(
 # Operations on blocks: int32 [TALL * WIDE], row after row
 
 
-@triton.jit
-def _operate(x, word, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _operate(x, word, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     """One step of a chain; only what is drawn is done."""
     op, rest = _split(word, _COUNT)
     level = 16777216 + 9 + 18 * ((rest >> 8) & 8388607).to(tl.int32)
@@ -236,22 +215,22 @@ def _operate(x, word, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: t
     return x
 
 
-@triton.jit
+@jit
 def _size(level, thrice_largest):
     """AugMix's int(level * largest / 10), in whole numbers; `level` counts parts of 10 << 24."""
     return ((level.to(tl.int64) * thrice_largest) >> 24).to(tl.int32) // 300
 
 
-@triton.jit
-def _solarize(x, threshold, C: tl.constexpr):
+@jit
+def _solarize(x, threshold, C: constexpr):
     done = x
     for c in tl.static_range(C):
         done ^= tl.where(_channel(x, c) < threshold, 0, 255 << (8 * c))  # 255 - a level is its complement
     return done
 
 
-@triton.jit
-def _autocontrast(x, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _autocontrast(x, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     done = _stretch(_channel(x, 0), H, W, TALL, WIDE)
     if C == 3:
         done |= _stretch(_channel(x, 1), H, W, TALL, WIDE) << 8
@@ -259,8 +238,8 @@ def _autocontrast(x, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl
     return done
 
 
-@triton.jit
-def _stretch(level, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _stretch(level, H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr):
     """See `augment._stretch`: in float64 with the same roundings."""
     within = _within(H, W, TALL, WIDE)
     low = tl.min(tl.where(within, level, 255), 0)
@@ -270,8 +249,8 @@ def _stretch(level, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: 
     return tl.where(low == high, level, stretched)
 
 
-@triton.jit
-def _equalize(x, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _equalize(x, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     done = _flatten(_channel(x, 0), H, W, TALL, WIDE)
     if C == 3:
         done |= _flatten(_channel(x, 1), H, W, TALL, WIDE) << 8
@@ -279,8 +258,8 @@ def _equalize(x, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.con
     return done
 
 
-@triton.jit
-def _flatten(level, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _flatten(level, H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr):
     """See `augment._equalize`; here a quotient of whole numbers."""
     level = tl.where(_within(H, W, TALL, WIDE), level, 0)
     bins = tl.arange(0, 256)
@@ -293,10 +272,8 @@ def _flatten(level, H: tl.constexpr, W: tl.constexpr, TALL: tl.constexpr, WIDE: 
     return tl.gather(table, level, 0)
 
 
-@triton.jit
-def _move(
-    x, op, level, negative, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr
-):
+@jit
+def _move(x, op, level, negative, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     """Rotate, shear or translate: see `augment._look` for the map of places."""
     none, one = tl.full([], 0.0, tl.float64), tl.full([], 1.0, tl.float64)
     across_u, across_v, across_1 = one, none, none
@@ -335,7 +312,7 @@ def _move(
     return x
 
 
-@triton.jit
+@jit
 def _turn(size, negative):
     """Sine and cosine of `size` degrees, 1 or 2, or of minus as many."""
     two = size > 1
@@ -346,8 +323,8 @@ def _turn(size, negative):
     return tl.where(negative, sine_of_minus, sine), tl.where(negative, cosine_of_minus, cosine)
 
 
-@triton.jit
-def _places(at, SIDE: tl.constexpr):
+@jit
+def _places(at, SIDE: constexpr):
     """float64, from -1 to 1 between the outer edges"""
     twice = (2 * at + 1).to(tl.float64)
     if SIDE & (SIDE - 1) == 0:
@@ -356,8 +333,8 @@ def _places(at, SIDE: tl.constexpr):
         return twice / SIDE - 1
 
 
-@triton.jit
-def _warp(x, across, down, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+@jit
+def _warp(x, across, down, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     """See `augment.warp`; torch's `grid_sample` to the last bit: it, too, adds to products before they are rounded."""
     inside = (tl.abs(across) < 1) & (tl.abs(down) < 1)
     column = tl.minimum(tl.maximum(tl.fma(across + 1, W / 2, -0.5), 0.0), W - 1.0)

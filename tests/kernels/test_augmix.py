@@ -4,27 +4,23 @@ Without a GPU, Triton's interpreter runs the kernel on the CPU, one view in some
 is tested.
 """
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
 
 from fedthe import rng
 from fedthe.data import augment
-from fedthe.data.augment import OPS, WORDS, augmix, augmix_rows, read_draws
+from fedthe.data.augment import augmix, augmix_rows, read_draws
 from fedthe.errors import InputError
+from fedthe.kernels.augmix_recipe import OPS, WORDS
 from helpers import make_images
+from stacked_layers import CUDA, TRITON
 
-HAS_CUDA, HAS_TRITON = torch.cuda.is_available(), importlib.util.find_spec("triton") is not None
-if HAS_TRITON:
-    if not HAS_CUDA:
-        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when a kernel is defined
+if TRITON:
     import triton
     import triton.language as tl
 
-    from fedthe.data.augment_kernel import _words, draw_views
+    from fedthe.kernels.augmix import _words, draw_views
 
     @triton.jit
     def write_words(keys, items, out, views):
@@ -34,13 +30,13 @@ if HAS_TRITON:
         tl.store(out + (image * views + view) * 16 + tl.arange(0, 16), words.to(tl.int64))
 
 
-DEVICE = "cuda" if HAS_CUDA else "cpu"
+DEVICE = "cuda" if CUDA else "cpu"
 PATH = (5, "views", 0)
 # The interpreter rounds a product before it adds to it, where a GPU and torch on most CPUs do not: a value that is
 # nearly whole may be cut to the level above or below it, and a later operation may make more of a level.
 OFF = 1e-3
 
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+needs_triton = pytest.mark.skipif(not TRITON, reason="Triton is not installed")
 
 
 def make_keys(paths: list[tuple[int | str, ...]]) -> torch.Tensor:
@@ -76,7 +72,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     ("shape", "n"), [((16, 16, 3), 6), ((16, 16, 1), 3), ((32, 32, 3), 2), ((28, 28, 1), 2), ((9, 33, 3), 2)]
 )
 def test_views_are_those_that_torch_draws(shape, n):
-    n, views = (200, 48) if HAS_CUDA else (n, 12)
+    n, views = (200, 48) if CUDA else (n, 12)
     images, items = make_images(n, *shape, noise=20), make_items(n)
     images[0] //= 64  # few levels: what equalize and autocontrast stumble on
     images[-1] = 77
@@ -130,12 +126,12 @@ def test_views_go_where_they_are_wanted():
         assert draw(images, items, 3, out).dtype == dtype
         # the interpreter cuts to bfloat16, where a GPU rounds to the nearest
         gap = (out.cpu().float() - expected.to(dtype).float()).abs()
-        assert (gap <= (0 if HAS_CUDA or dtype == torch.float32 else 2**-7) * expected.abs()).all()
+        assert (gap <= (0 if CUDA or dtype == torch.float32 else 2**-7) * expected.abs()).all()
     assert draw(images[:0], items[:0], 3).shape == (0, 3, 16, 8, 3)
 
 
 @needs_triton
-@pytest.mark.skipif(not HAS_CUDA, reason="needs a GPU")
+@pytest.mark.skipif(not CUDA, reason="needs a GPU")
 def test_a_cuda_graph_can_hold_it():
     images, items = make_images(64, 32, 32, 3).cuda(), torch.arange(64).cuda()
     keys = make_keys([PATH]).expand(64, 2).contiguous().cuda()
@@ -166,8 +162,8 @@ def test_rows_go_through_the_kernel_where_there_is_one(monkeypatch):
     paths = [PATH, (6,), PATH]
     images, items = make_images(3, 16, 16, 3), torch.tensor([3, 3, 2**40])
     by_torch = augmix_rows(images, make_keys(paths), items, 4)
-    monkeypatch.setattr(augment, "_find_kernel", lambda images: draw_views)
-    if HAS_CUDA:
+    monkeypatch.setattr("fedthe.kernels.interpreting", not CUDA)
+    if CUDA:
         images, items = images.cuda(), items.cuda()
     found = augmix_rows(images, make_keys(paths), items, 4)
     assert found.movedim(2, 4).is_contiguous()
