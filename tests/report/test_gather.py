@@ -345,11 +345,11 @@ class Same:
     ("make", "says"),
     [
         (lambda folder: folder / "nothing", "does not exist"),
-        (lambda folder: folder, "holds no run and no record"),
+        (lambda folder: folder, "is an empty folder"),
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
         (
             lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'),
-            "no whole record",
+            "is not a valid record",
         ),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
         (lambda folder: _write(folder / "config.json", "{}").parent, "a run that is not finished"),

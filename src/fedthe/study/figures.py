@@ -27,7 +27,7 @@ from ..experiment import Deployed, Results, deploy_all, get_engine, name_shift, 
 from ..methods.base import Answers, Method, Predictor, Views
 from ..methods.fedthe import HeadEnsemble
 from ..methods.head_ensemble import find_weight, measure_gap, mix, smooth
-from ..pictures import TITLES
+from ..names import TEST_NAMES
 from ..progress import track
 from ..records import describe_environment
 from ..text import clean, find_nearest
@@ -96,7 +96,7 @@ def draw_figure(measured: Mapping[str, Any], path: Path) -> None:
 
 def name_tests(dataset: Dataset) -> dict[str, str]:
     """Every test distribution, and what it is called in front of people; a natural shift by the pool it is."""
-    titles = {test: title.replace("\n", " ") for test, title in TITLES.items()}
+    titles = dict(TEST_NAMES)
     shifts = {test: clean(name_shift(test, pool)) for test, pool in dataset.natural.items()}
     first = {test: titles.pop(test) for test in ("original", "corrupted")}
     return first | shifts | titles
