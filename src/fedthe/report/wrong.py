@@ -28,7 +28,7 @@ def _explain_folder(path: Path, wanted: str) -> str:
     if (path.parent / "config.json").is_file():
         return f"{path} is part of a run; name the folder of the run, {path.parent}."
     if not any(path.iterdir()):
-        return f"{path} is an empty folder; {wanted}."
+        return f"{path} is an empty folder and holds no run; {wanted}."
     return f"{path} holds no run and no record of a table or a figure; {wanted}."
 
 
