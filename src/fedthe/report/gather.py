@@ -25,7 +25,7 @@ from ..study.reproduce import (
     time_samples,
 )
 from ..study.show import list_remarks
-from ..study.tables import SEVERITY, Case, Table, find_table, load_tables, method_of, plan_cases
+from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases
 from ..text import clean, hide_secrets
 from .cells import number_names
 from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
@@ -243,7 +243,7 @@ def find_paper(results: Results) -> Paper | None:
         planned = plan_cases(table)[0].config
         if _settings(results.config) == _settings(planned):
             compared = find_comparable(
-                table, [(Case(results.config, {test: test for test in table.tests}), results)], table.tests
+                table, [(TableCase(results.config, {test: test for test in table.tests}), results)], table.tests
             )
             found.append(_take_paper(table, compared, []))
     if not found:

@@ -10,7 +10,7 @@ from .. import store
 from ..errors import InputError
 from ..experiment import Results, run
 from ..text import flatten
-from .tables import AVERAGE, Case, Table, fill_table, plan_cases
+from .tables import AVERAGE, Table, TableCase, fill_table, plan_cases
 
 FORMAT = 1
 # The paper's datasets and natural shifts, as our loaders name them. Numbers on others are not compared.
@@ -36,12 +36,12 @@ FREE = {
 }
 
 
-def run_cases(cases: Sequence[Case]) -> list[tuple[Case, Results]]:
+def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:
     """Run the cases, or read the results of those that have run."""
     return [(case, run(case.config)) for case in cases]
 
 
-def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, Any]:
+def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, Any]:
     """`rows[method][test] = [mean, std over seeds]` as in the paper's tables, with all that they depend on."""
     rows = fill_table(table, [(case, results.scores()) for case, results in done])
     if not rows:
@@ -75,7 +75,7 @@ def read_record(table: Table, folder: Path) -> dict[str, Any]:
     return record
 
 
-def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns: Sequence[str]) -> list[str]:
+def find_comparable(table: Table, done: Sequence[tuple[TableCase, Results]], columns: Sequence[str]) -> list[str]:
     """The columns measured on the paper's data: by digest if it is known, else by name."""
     case, results = done[0]
     dataset = table.setting["dataset"]
@@ -103,7 +103,7 @@ def say_unchecked(names: Sequence[str]) -> str:
     return f"Compared by name: no digest of {', '.join(names)} is known, so its content was not checked."
 
 
-def list_changes(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, list[Any]]:
+def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, list[Any]]:
     """Settings that differ from the paper's, by name: ours and the paper's."""
     changed: dict[str, list[Any]] = {}
     for (case, _), planned in zip(done, plan_cases(table), strict=True):
@@ -112,7 +112,7 @@ def list_changes(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str
     return changed
 
 
-def describe_case(case: Case, results: Results) -> dict[str, Any]:
+def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
     return {
         "columns": dict(case.columns),
         "config": case.config.as_dict(),

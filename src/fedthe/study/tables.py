@@ -72,7 +72,7 @@ OWN_TABLES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class TableCase:
     """One run, and which columns of the table come from which of its tests."""
 
     config: Config
@@ -110,7 +110,7 @@ def method_of(row: str) -> str:
     return f"ablation_{row[1 : row.index(')')]}" if row.startswith("(") else row
 
 
-def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[Case]:
+def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[TableCase]:
     """The runs that a table needs. `methods` names rows of the table or methods; settings override the paper's."""
     rows = pick_rows(table, methods)
     base = {key: table.setting[key] for key in KEYS if key in table.setting} | _set_model(table.setting["model"])
@@ -118,10 +118,10 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
     if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():
         raise InputError(f"{table.id} is about severities 1 to 5 of one test; leave severity and tests out.")
     if not table.columns[0].startswith(SEVERITY):
-        return [Case(make_config(base), {test: test for test in table.tests})]
+        return [TableCase(make_config(base), {test: test for test in table.tests})]
     return [
         # both tests that severity tables show, so that the tables share answers
-        Case(
+        TableCase(
             make_config({**base, "severity": int(column.removeprefix(SEVERITY)), "tests": ["corrupted", "mixture"]}),
             {column: table.setting["test"]},
         )
@@ -160,7 +160,7 @@ def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
 
 
 def fill_table(
-    table: Table, found: Sequence[tuple[Case, Mapping[str, Mapping[str, Ours]]]]
+    table: Table, found: Sequence[tuple[TableCase, Mapping[str, Mapping[str, Ours]]]]
 ) -> dict[str, dict[str, Ours]]:
     """Our (mean, std) by row and column, from those by method and test of each case."""
     filled: dict[str, dict[str, Ours]] = {}
