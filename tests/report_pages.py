@@ -8,7 +8,6 @@ from PIL import Image
 
 from fedthe.report.data import (
     BINS,
-    Clients,
     Cost,
     Curve,
     Example,
@@ -16,6 +15,7 @@ from fedthe.report.data import (
     Page,
     Paper,
     Score,
+    SeedClients,
     Shown,
     Weights,
 )
@@ -80,7 +80,7 @@ def make_shown(
             for m in heads_of
         }
         mix = rng.multinomial(500, rng.dirichlet([0.3] * len(classes)), clients).tolist()
-        by_seed[str(s)] = Clients(mix, scores, heads)
+        by_seed[str(s)] = SeedClients(mix, scores, heads)
     table = {}
     for m in methods:
         for t in TESTS:

@@ -11,19 +11,13 @@ import numpy as np
 from .corruptions import CORRUPTIONS
 from .data.plan import Federation
 from .data.shifts import CORRUPTED, Stream
+from .names import TEST_NAMES
 from .store import whole_file
 from .text import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {
-    "original": "original",
-    "corrupted": "corrupted",
-    "ooc": "out-of-client",
-    "mixture": "mixture",
-    "corrupted_ooc": "corrupted\nout-of-client",
-}
 COLUMNS = 14  # example images in a row
 
 
@@ -31,7 +25,7 @@ def title_of(test: str, federation: Federation) -> str:
     """The display name of a test distribution; a natural shift is named after its pool."""
     if test in federation.dataset.natural:
         return f"natural:\n{clean(federation.dataset.natural[test].name, 30)}"
-    return TITLES[test]
+    return TEST_NAMES[test].replace(" ", "\n")
 
 
 def draw_clients(federation: Federation, path: Path) -> None:

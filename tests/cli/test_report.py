@@ -70,7 +70,7 @@ def test_whatever_is_wrong_with_a_report_the_results_are_shown(fedthe, monkeypat
 def test_a_logger_that_is_not_there_is_refused_before_the_run(fedthe, monkeypatch, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(SMALL)
-    assert "no place for MLflow" in fedthe("run", file, f"out={tmp_path / 'run'}", "--mlflow", "ftp://x", exits=2).err
+    assert "is not an MLflow URI" in fedthe("run", file, f"out={tmp_path / 'run'}", "--mlflow", "ftp://x", exits=2).err
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     said = fedthe("run", file, f"out={tmp_path / 'run'}", "--tensorboard", tmp_path / "board", exits=2)
     assert "fedthe[tensorboard]" in said.err

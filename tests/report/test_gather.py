@@ -240,6 +240,18 @@ def test_damaged_and_older_samples_are_as_good_as_none(results, tmp_path):
     assert {*shown.examples[0].answers} == {"fedavg", "fedavg_ft"}
 
 
+def test_method_and_seed_of_samples_come_from_the_answer(results, tmp_path):
+    """Not from the name of its file: without the answer, nobody knows whose samples these are."""
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    [name] = [each for each in results.answers if each.startswith("fedthe-1-")]
+    (folder / "answers" / f"{name}.json").unlink()
+    shown = gather([folder]).shown[0]
+    assert shown.notes[-1].startswith("No per-sample data of fedthe, seed 1: files in answers or samples are missing")
+    assert "fedthe" in shown.clients["0"].heads
+    assert "fedthe" not in shown.clients["1"].heads
+
+
 def test_examples_are_of_all_tests_that_a_run_asked_for(tmp_path):
     for tests in (["original"], ["original", "ooc"]):
         results = fedthe.run(**SMALL, out=tmp_path, rounds=1, methods=["fedavg"], tests=tests)
@@ -346,11 +358,11 @@ class Same:
     ("make", "says"),
     [
         (lambda folder: folder / "nothing", "does not exist"),
-        (lambda folder: folder, "holds no run and no record"),
+        (lambda folder: folder, "is an empty folder"),
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
         (
             lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'),
-            "no whole record",
+            "is not a valid record",
         ),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
         (lambda folder: _write(folder / "config.json", "{}").parent, "a run that is not finished"),

@@ -296,8 +296,8 @@ def test_places_that_are_none(uri):
 
 def test_mlflow_files_that_are_no_database(tmp_path):
     (tmp_path / "text.db").write_text("this is not a database, and it is longer than a header\n" * 20)
-    assert "is not a database that can be written" in refuse(f"sqlite:///{tmp_path}/text.db")
-    assert "is not a database that can be written" in refuse(f"sqlite:///{tmp_path}")
+    assert "is not a writable database" in refuse(f"sqlite:///{tmp_path}/text.db")
+    assert "is not a writable database" in refuse(f"sqlite:///{tmp_path}")
     assert "cannot write below" in refuse(f"sqlite:///{tmp_path}/text.db/x.db")
 
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what changed, whether on the same clients, and what was set differently."""
+"""Two runs side by side: differences, whether on the same clients, and which settings differ."""
 
 from __future__ import annotations
 
@@ -17,19 +17,25 @@ from .formats import LONGEST, escape_markdown, write_markdown_table
 if TYPE_CHECKING:
     from ..study.show import Grid
 
-WHERE = ("name", "out", "keep", "checkpoint_seconds", "methods")  # settings that move no number, or are told apart
-UNSET = "nothing"
+WHERE = (
+    "name",
+    "out",
+    "keep",
+    "checkpoint_seconds",
+    "methods",
+)  # settings that change no number
+UNSET = "unset"
 
 
 @dataclass(frozen=True)
 class Change:
-    """One method on one test, in percent. Paired, all of it is over the clients of the seeds that both runs share."""
+    """One method on one test, in percent. A paired change is over the clients of the seeds that both runs share."""
 
     a: float
     b: float
     more: float  # b - a
-    pairs: int  # clients that both runs have; 0 is unpaired
-    error: float | None = None  # of `more`: its standard error over clients and seeds
+    pairs: int  # clients in both runs; 0 if unpaired
+    error: float | None = None  # the standard error of `more` over clients and seeds
     gained: int = 0  # clients on which b is better
     lost: int = 0
 
@@ -37,18 +43,18 @@ class Change:
 @dataclass(frozen=True)
 class Comparison:
     names: tuple[str, str]
-    methods: Mapping[str, str]  # that both have, by id: what they are called
+    methods: Mapping[str, str]  # in both runs, display names by id
     tests: Mapping[str, str]
     changes: Mapping[str, Mapping[str, Change]]  # by method and test
-    seeds: Sequence[str]  # in which both have the same clients, by their manifests
-    apart: Sequence[str]  # seeds that only one has, or whose clients differ
+    seeds: Sequence[str]  # whose clients are the same in both, by their manifests
+    apart: Sequence[str]  # other seeds: in one run only, or with different clients
     settings: Mapping[str, tuple[Any, Any]]  # that differ
-    only: tuple[Sequence[str], Sequence[str]]  # methods and tests of one alone, by name
-    renamed: Mapping[str, tuple[str, str]]  # tests that both have, and that are not the same
+    only: tuple[Sequence[str], Sequence[str]]  # names of methods and tests in one run only
+    renamed: Mapping[str, tuple[str, str]]  # tests of one id that are not the same test
 
 
 def compare(a: Shown, b: Shown) -> Comparison:
-    """What b is above a, for every method and test that both have."""
+    """The difference b - a for each method and test in both."""
     first, second = cells.number_names([clean(a.name), clean(b.name)])
     names = first, second
     seeds, apart = _match_seeds(a, b)
@@ -75,7 +81,7 @@ def compare(a: Shown, b: Shown) -> Comparison:
 
 
 def lay_out(comparison: Comparison) -> Grid:
-    """A line for every method and test: a, b, b - a with its error, and how many clients gained and lost."""
+    """A row for each method and test: a, b, b - a ± its standard error, and clients that gained and lost."""
     rows = []
     for method, changes in comparison.changes.items():
         for test, change in changes.items():
@@ -87,19 +93,19 @@ def lay_out(comparison: Comparison) -> Grid:
 
 
 def write_markdown(comparison: Comparison) -> str:
-    """The same, and below it what a reader must know."""
+    """The table of `lay_out`, and the remarks below it."""
     a, b = map(escape_markdown, comparison.names)
     head, rows = lay_out(comparison)
     table = write_markdown_table([*map(escape_markdown, head)], [[escape_markdown(row[0]), *row[1:]] for row in rows])
     remarks = [f"- {escape_markdown(remark)}" for remark in list_remarks(comparison)]
-    return "\n\n".join([f"# {b} beside {a}", table, "\n".join(remarks)]) + "\n"
+    return "\n\n".join([f"# {b} compared with {a}", table, "\n".join(remarks)]) + "\n"
 
 
 def list_remarks(comparison: Comparison) -> list[str]:
-    """What a reader of the differences must know, with the most important first."""
+    """What to know about the differences, the most important first."""
     a, b = comparison.names
     remarks = [_say_pairing(comparison)]
-    remarks += [f"{test} is {ours} in {a}, and {theirs} in {b}." for test, (ours, theirs) in comparison.renamed.items()]
+    remarks += [f"{test} is {ours} in {a} and {theirs} in {b}." for test, (ours, theirs) in comparison.renamed.items()]
     for setting, (before, after) in comparison.settings.items():
         remarks.append(f"{setting}: {_say_setting(before)} in {a}, {_say_setting(after)} in {b}.")
     if not comparison.settings:
@@ -122,9 +128,9 @@ def _say_pairing(comparison: Comparison) -> str:
         "these clients, ± its standard error over clients and seeds."
     )
     if comparison.apart:
-        said += f" Left out, for only one run has it or its clients differ: {_say_seeds(comparison.apart)}."
+        said += f" Left out, because in one run only or with different clients: {_say_seeds(comparison.apart)}."
     if not all(change.pairs for change in changes):
-        said += " A difference without a count of clients is not paired, and over all seeds."
+        said += " Differences without client counts are unpaired and over all seeds."
     return said
 
 
@@ -143,7 +149,7 @@ def _say_setting(value: Any) -> str:
 
 
 def _match_seeds(a: Shown, b: Shown) -> tuple[list[str], list[str]]:
-    """Seeds whose manifests, so clients, are the same; and the others."""
+    """Seeds with the same manifest in both runs, so the same clients; and the others."""
     ours, theirs = (shown.provenance.get("manifests") or {} for shown in (a, b))
     every = dict.fromkeys(str(seed) for seed in (*a.seeds, *b.seeds))
     same = [seed for seed in every if seed in ours and ours[seed] == theirs.get(seed)]
@@ -178,7 +184,7 @@ def _list_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dic
 
 
 def _is_unset(value: Any) -> bool:
-    """An empty list is as good as none."""
+    """An empty list counts as unset."""
     return value is None or value in ("", [], ())
 
 

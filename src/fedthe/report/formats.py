@@ -13,10 +13,10 @@ from . import cells
 from .data import Page, Paper, Shown
 from .headline import say_finding
 
-LONGEST = 2000  # characters of a sentence of a user's that are shown
+LONGEST = 2000  # characters of a user's text
 MARKDOWN = {
     **{mark: f"\\{mark}" for mark in "\\|`*_[]#~$"},
-    "&": "&amp;",  # as entities, for they are text to every reader of Markdown
+    "&": "&amp;",  # as entities, which every Markdown reader shows as text
     "<": "&lt;",
     ">": "&gt;",
 }
@@ -25,23 +25,23 @@ LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "<": r"\textless{}",  # these three are other characters in LaTeX's own fonts
+    "<": r"\textless{}",  # in LaTeX's own fonts these three are other characters
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the \\ that ends a row they would belong to it
+    **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the \\ that ends a row LaTeX would read them as its argument
     "±": r"$\pm$",
     "\N{REPLACEMENT CHARACTER}": "?",
 }
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a spreadsheet starts a formula
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # spreadsheets read these as the start of a formula
 
 
 @dataclass(frozen=True)
-class Cell:
+class TextCell:
     text: str  # digits and signs: nothing to escape
     best: bool = False
 
 
-NOTHING = Cell(cells.NOTHING)
+NOTHING = TextCell(cells.NOTHING)
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Block:
     """A table with a row for every method."""
 
     title: str
-    about: str  # what a reader of its numbers must know
-    head: Mapping[str, str]  # what the columns are called, by test; keys with spaces are no tests
-    rows: Sequence[tuple[str, Sequence[Cell]]]  # a method's name, and its cells
+    about: str  # what its numbers are
+    head: Mapping[str, str]  # titles of columns by test; keys with spaces are not tests
+    rows: Sequence[tuple[str, Sequence[TextCell]]]  # a method's name and its cells
 
 
 def write_markdown(page: Page) -> str:
-    """Tables for a README or an issue: ours with costs, the worst client's, and the paper's."""
+    """Tables for a README or an issue: accuracy and costs, the worst client, and the paper's numbers."""
     parts = [f"# {escape_markdown(page.title)}", *map(escape_markdown, page.notes)]
     for shown in page.shown:
         parts += [f"## {escape_markdown(shown.name)}", escape_markdown(say_finding(shown))]
@@ -67,7 +67,7 @@ def write_markdown(page: Page) -> str:
 
 
 def write_latex(page: Page) -> str:
-    """A table for a paper from every run, with the worst client's numbers and the paper's below ours."""
+    """A table for each run, with the worst client's and the paper's numbers below ours."""
     parts = [
         r"% Needs \usepackage{booktabs}. Names beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."
     ]
@@ -79,11 +79,10 @@ def write_latex(page: Page) -> str:
 
 
 def write_csv(page: Page) -> str:
-    """What every client got right, one line each: run, seed, client, method, test, percent.
+    """The accuracy of each client, a line each: run, seed, client, method, test, percent.
 
-    That is the form that pandas groups and spreadsheets pivot: means, deviations over seeds and worst clients follow
-    from it, and the other formats show them. A client without a test has no line for it. Line ends are CR LF, as
-    RFC 4180 has them: write it with newline="".
+    This long form suits pandas and pivot tables. A client that lacks a test has no line for it. Line ends are CR LF, as
+    in RFC 4180: write it with newline="".
     """
     file = io.StringIO()
     lines = csv.writer(file)
@@ -103,26 +102,26 @@ FORMATS: dict[str, Callable[[Page], str]] = {"md": write_markdown, "latex": writ
 
 
 def lay_out(shown: Shown) -> list[Block]:
-    """The tables of a run. That of the paper is there where the settings are the paper's."""
+    """The tables of a run; with the paper's if the run has the settings of one of its tables."""
     blocks = [_lay_out_scores(shown), _lay_out_worst(shown)]
     return [*blocks, _lay_out_paper(shown, shown.paper)] if shown.paper and shown.paper.cells else blocks
 
 
 def _lay_out_scores(shown: Shown) -> Block:
-    best, averages = cells.find_best(shown), cells.average_all(shown)
+    tests, best, averages = shown.tests, cells.find_best(shown), cells.average_all(shown)
     best_average = cells.pick_best(averages)
     rows = []
     for method, name in shown.methods.items():
         scores, cost = shown.scores.get(method, {}), shown.costs.get(method)
         said = [
-            Cell(cells.say(scores[test]), method in best[test]) if test in scores else NOTHING for test in shown.tests
+            TextCell(cells.say(scores[test]), method in best[test]) if test in scores else NOTHING for test in tests
         ]
-        average = Cell(cells.say_number(averages[method]), method in best_average) if method in averages else NOTHING
-        rows.append((name, [*said, average, Cell(cells.say_ms(cost)), Cell(cells.say_passes(cost))]))
-    over = ", ± the standard deviation over seeds" if len(shown.seeds) > 1 else ""
-    about = f"The mean over clients{over}; ms and passes (forward + backward) are per sample."
-    head = {**shown.tests, "average over tests": "average", "ms per sample": "ms", "passes per sample": "passes"}
-    return Block("Percent right", about, head, rows)
+        mean = TextCell(cells.say_number(averages[method]), method in best_average) if method in averages else NOTHING
+        rows.append((name, [*said, mean, TextCell(cells.say_ms(cost)), TextCell(cells.say_passes(cost))]))
+    over = " ± standard deviation over seeds" if len(shown.seeds) > 1 else ""
+    about = f"Mean over clients{over}; ms and passes (forward + backward) per sample."
+    head = {**tests, "average over tests": "average", "ms per sample": "ms", "passes per sample": "passes"}
+    return Block("Accuracy (%)", about, head, rows)
 
 
 def _lay_out_worst(shown: Shown) -> Block:
@@ -131,11 +130,11 @@ def _lay_out_worst(shown: Shown) -> Block:
     rows = []
     for method, name in shown.methods.items():
         said = [
-            Cell(cells.say_number(numbers[method]), method in best[test]) if method in numbers else NOTHING
+            TextCell(cells.say_number(numbers[method]), method in best[test]) if method in numbers else NOTHING
             for test, numbers in worst.items()
         ]
         rows.append((name, said))
-    return Block("The worst client", "The mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)
+    return Block("Worst client", "Mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)
 
 
 def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
@@ -145,23 +144,23 @@ def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
         for method, name in shown.methods.items()
         if method in paper.cells
     ]
-    return Block("The paper", f"In brackets how much higher ours is. Its table: {paper.title}.", head, rows)
+    return Block("The paper", f"In brackets, our number minus the paper's. Table: {paper.title}.", head, rows)
 
 
-def _lay_out_papers(papers: tuple[float, float] | None, more: float | None) -> Cell:
+def _lay_out_papers(papers: tuple[float, float] | None, more: float | None) -> TextCell:
     if papers is None:
         return NOTHING
-    return Cell(cells.say_number(papers[0]) + ("" if more is None else f" ({cells.say_change(more)})"))
+    return TextCell(cells.say_number(papers[0]) + ("" if more is None else f" ({cells.say_change(more)})"))
 
 
 def list_remarks(shown: Shown) -> list[str]:
-    """What a reader of the numbers must know."""
+    """What to know about the numbers."""
     failed = [f"failed: {who}: {why}" for who, why in shown.failures.items()]
     return list(dict.fromkeys([*(shown.paper.remarks if shown.paper else ()), *shown.notes, *failed]))
 
 
 def write_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of text that is escaped already: names on the left, then columns of numbers."""
+    """A table of escaped text: names on the left, then columns of numbers."""
     lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -171,7 +170,7 @@ def _write_markdown_block(block: Block) -> str:
     return write_markdown_table(["", *map(escape_markdown, block.head.values())], rows)
 
 
-def _write_markdown_cell(cell: Cell) -> str:
+def _write_markdown_cell(cell: TextCell) -> str:
     return f"**{cell.text}**" if cell.best else cell.text
 
 
@@ -213,28 +212,28 @@ def _write_latex_row(name: str, places: Sequence[str]) -> str:
     return " & ".join([name, *places]) + r" \\"
 
 
-def _write_latex_cell(cell: Cell) -> str:
-    """The deviation small, for papers are narrow, and signs as mathematics has them."""
-    number, _, deviation = cell.text.partition(" ± ")
+def _write_latex_cell(cell: TextCell) -> str:
+    """The standard deviation is small, because papers are narrow; signs are in math mode."""
+    number, _, std = cell.text.partition(" ± ")
     number = re.sub(r"[+-](?=\d)", r"$\g<0>$", number)
     number = rf"\textbf{{{number}}}" if cell.best else number
-    return rf"{number} {{\scriptsize $\pm$ {deviation}}}" if deviation else number
+    return rf"{number} {{\scriptsize $\pm$ {std}}}" if std else number
 
 
 def _write_latex_head(name: str) -> str:
-    """A column's name without what stands in brackets, on two lines if it has two words."""
+    """A column's name without the part in brackets, on two lines if it has two words."""
     first, _, rest = _split(name)[0].partition(" ")
     return rf"\shortstack[r]{{{_escape_latex(first)}\\{_escape_latex(rest)}}}" if rest else _escape_latex(first)
 
 
 def _split(name: str) -> tuple[str, str]:
-    """natural (letters) is natural, and letters."""
+    """Split "natural (letters)" into natural and letters."""
     short, _, rest = name.partition(" (")
     return short, rest.rstrip(")")
 
 
 def _make_label(name: str, taken: Sequence[str]) -> str:
-    """A label of letters that LaTeX takes, and one that no other table of the page has."""
+    """A LaTeX label that no other table of the page has."""
     plain = "tab:" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run")
     return cells.find_free(plain, taken)
 
@@ -252,6 +251,6 @@ def _flatten(text: str) -> str:
 
 
 def _disarm(text: str) -> str:
-    """A text that a spreadsheet takes for a text, and UTF-8 can say: no lone surrogates."""
+    """Text that a spreadsheet reads as text and UTF-8 can encode: no lone surrogates."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return f"'{text}" if text.startswith(FORMULA) else text

@@ -1,4 +1,4 @@
-"""A report for people who live in TensorBoard or MLflow: every run of a page becomes a run there."""
+"""Write each run of a report as a run of TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ..text import clean, flatten, hide_secrets
 from .cells import find_free, list_settings
 from .data import BINS, Page, Shown, Weights
 
-EVENTS = "events.out.tfevents.fedthe"  # one name, so that a run written again takes its own place
+EVENTS = "events.out.tfevents.fedthe"  # a fixed name, so that writing a run again replaces it
 EXPERIMENT = "fedthe"
 SQLITE = "sqlite:///"
-LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes that every store of MLflow can hold
+LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes that all MLflow stores accept
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-PATIENCE = {  # unless the user has set another: a server that is down is known in seconds, not in minutes
+PATIENCE = {  # unless the user sets them: a server that is down fails in seconds, not minutes
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -42,7 +42,7 @@ class Point(NamedTuple):
 
 
 def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join(words)) -> list[Point]:
-    """Every number of a run; `join` makes one name of what it is, the method and the test."""
+    """Every number of a run; `join` makes a name from the kind of number, the method and the test."""
     rounds = int(list_settings(shown).get("rounds") or 0)
     points = []
     for method, scores in shown.scores.items():
@@ -72,7 +72,7 @@ def check_tensorboard(folder: Path) -> None:
 
 
 def write_tensorboard(page: Page, folder: Path) -> None:
-    """A folder with an events file for every run. One that was there before is replaced, and nothing else."""
+    """Write a folder with an events file for each run; replaces only events files of the same runs."""
     _load_tensorboard()
     make_folder(folder)
     taken: list[str] = []
@@ -113,7 +113,7 @@ def _write_events(shown: Shown, folder: Path) -> None:
 
 
 def _describe_weights(weights: Weights) -> dict[str, Any]:
-    """As shares of the samples; squares are taken at the middle of each bin, for that is all there is."""
+    """A histogram of shares of the samples; sum_squares is from bin centres, as samples are not kept."""
     squares = sum(share * ((i + 0.5) / BINS) ** 2 for i, share in enumerate(weights.shares))
     limits = [(i + 1) / BINS for i in range(BINS)]
     values = {"min": 0.0, "max": 1.0, "num": 1.0, "sum": weights.mean, "sum_squares": squares}
@@ -121,16 +121,16 @@ def _describe_weights(weights: Weights) -> dict[str, Any]:
 
 
 def _list_texts(shown: Shown) -> dict[str, str]:
-    """What ran, as text. Indented by four, Markdown takes every character as it is."""
+    """What ran, as text. Markdown shows lines indented by four as they are."""
     kept = {name: shown.provenance[name] for name in ("config", "manifests", "environment") if name in shown.provenance}
     texts = {"what ran": shown.sentence} | {name: json.dumps(kept[name], indent=1, default=str) for name in kept}
     return {tag: "\n".join(f"    {line}" for line in text.splitlines()) for tag, text in texts.items()}
 
 
 def check_mlflow(uri: str) -> None:
-    """Refuse what `write_mlflow` would refuse, and create nothing: a server is asked, a file is opened."""
+    """Refuse what `write_mlflow` would refuse, and create nothing."""
     with _connect(uri) as client:
-        if not uri.startswith(SQLITE):  # a database would be filled with tables at the first question
+        if not uri.startswith(SQLITE):  # a query would create tables in the database
             client().get_experiment_by_name(EXPERIMENT)
 
 
@@ -148,10 +148,10 @@ def write_mlflow(page: Page, uri: str) -> None:
 
 @contextmanager
 def _connect(uri: str) -> Iterator[Callable[[], Any]]:
-    """What makes a client, for a place that can be written; whatever goes wrong in the block is one sentence."""
+    """Yield a function that makes a client; errors in the block become one InputError."""
     place = _check_uri(uri)
     needed = "logging to MLflow needs mlflow: pip install 'fedthe[mlflow]'."
-    with _set_environment(), _silence():  # before the import, for that is where telemetry starts
+    with _set_environment(), _silence():  # before the import, which starts telemetry
         tracking, _ = (_load(f"mlflow.{module}", needed) for module in ("tracking", "entities"))
         if uri.startswith(SQLITE):
             _load("sqlalchemy", needed)
@@ -160,9 +160,9 @@ def _connect(uri: str) -> Iterator[Callable[[], Any]]:
             yield lambda: tracking.MlflowClient(tracking_uri=uri)
         except InputError:
             raise
-        except Exception as error:  # of the network, the database or the server: no closed list
+        except Exception as error:  # of the network, the database or the server
             why = flatten(hide_secrets(str(error), _list_secrets(uri)), 200)
-            raise InputError(f"cannot log to MLflow at {place} ({why}); see that it runs and takes runs.") from None
+            raise InputError(f"cannot log to MLflow at {place} ({why}); check that it runs and accepts runs.") from None
 
 
 def _log_run(client: Any, experiment: str, shown: Shown) -> None:
@@ -177,7 +177,7 @@ def _log_run(client: Any, experiment: str, shown: Shown) -> None:
     for kind in ("manifests", "environment"):
         tags |= {f"{kind}.{name}": value for name, value in (parts.get(kind) or {}).items()}
     pairs = [entities.RunTag(*pair) for pair in _list_pairs(tags)]
-    client.log_batch(run, metrics, params, pairs)  # it cuts them into requests of a size that servers take
+    client.log_batch(run, metrics, params, pairs)  # splits them into requests that servers accept
     client.set_terminated(run)
 
 
@@ -187,7 +187,7 @@ def _list_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _join_key(*words: str) -> str:
-    """One key of words. What MLflow takes for a path or refuses becomes its number, so that two keys stay two."""
+    """A key of words. Characters that MLflow refuses or reads as a path become their code, so keys stay distinct."""
     return _shorten("/".join(re.sub(r"^\.+$|[^\w.\- ]", _number, word) or "_" for word in words), LONGEST_KEY)
 
 
@@ -207,20 +207,20 @@ def _load(module: str, needed: str) -> Any:
 
 
 def _check_uri(uri: str) -> str:
-    """What to call the place in front of people: without a password. A file must be a database that can be written."""
+    """The URI to show, without a password. Refuses a file that is not a writable database."""
     said = "name sqlite:///FILE, http://HOST or https://HOST."
     if uri.startswith(SQLITE) and str(_name_file(uri)) != ".":
         _check_database(_name_file(uri))
         return str(_name_file(uri))
     try:
         parts = urlsplit(uri)
-        _ = parts.port  # which is refused where it is no number
+        _ = parts.port  # raises ValueError unless it is a number
     except ValueError as error:
         why = hide_secrets(str(error), [uri])
-        raise InputError(f"{hide_secrets(clean(uri))!r} is no place for MLflow runs ({why}); {said}") from None
+        raise InputError(f"{hide_secrets(clean(uri))!r} is not an MLflow URI ({why}); {said}") from None
     if parts.scheme in ("http", "https") and parts.hostname:
         return hide_secrets(uri)
-    raise InputError(f"{hide_secrets(clean(uri))!r} is no place for MLflow runs; {said}")
+    raise InputError(f"{hide_secrets(clean(uri))!r} is not an MLflow URI; {said}")
 
 
 def _name_file(uri: str) -> Path:
@@ -228,21 +228,21 @@ def _name_file(uri: str) -> Path:
 
 
 def _check_database(path: Path) -> None:
-    """MLflow itself would try a file that it cannot open again and again, for minutes."""
+    """Fail early: MLflow itself would retry for minutes."""
     if not path.exists():
         check_folder(path.parent)
         return
     try:
-        where = f"{path.absolute().as_uri()}?mode=rw"  # and never one that is not there: connecting would create it
+        where = f"{path.absolute().as_uri()}?mode=rw"  # rw: do not create it
         with closing(sqlite3.connect(where, uri=True, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
-        raise InputError(f"{path} is not a database that can be written ({error}); name another file.") from None
+        raise InputError(f"{path} is not a writable database ({error}); name another file.") from None
 
 
 def _list_secrets(uri: str) -> list[str]:
-    """The password of a URI, and a name that stands alone, as they are written and as they are meant."""
+    """The password of a URI, or its user name if that stands alone, quoted and unquoted."""
     login, _, _ = urlsplit(uri).netloc.rpartition("@")
     name, _, password = login.partition(":")
     return [each for secret in (login, password or name) for each in (secret, unquote(secret))]
@@ -262,7 +262,7 @@ def _set_environment() -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """No log lines, and no warnings of how MLflow uses its database: what a person must know is in the error."""
+    """Suppress log lines and warnings of MLflow; errors still raise."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

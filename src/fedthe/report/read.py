@@ -1,6 +1,6 @@
-"""What runs, tables and figures left behind, read and checked: the one way in for what a report shows.
+"""Read and check the files of runs, tables and figures. Reports read files only through this module.
 
-Files that hold the results are refused when they are damaged. What only adds to them is left out, with a note.
+Damaged files of results are refused. Damaged files that only add to them are left out, with a note.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..experiment.results import ClientScore, Results, read_results
 from ..study.reproduce import FORMAT
 from ..study.tables import find_table, method_of
 from ..text import flatten, hide_secrets
-from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Damaged, Maybe, Number, check
+from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Malformed, Maybe, Number, check
 
 Samples = Mapping[str, np.ndarray]  # by "test/client/column"
 INTEGERS = ("label", "answer", "global", "personal")
@@ -71,7 +71,7 @@ RECORD = {
 }
 SERIES = {"mean": [Maybe(PERCENT)], "std?": [Maybe(AMOUNT)]}
 SINGLE = {"mean": PERCENT, "std?": Maybe(AMOUNT)}
-DRAWN: dict[str, Any] = {  # figures that page.js draws, by how their ids begin
+DRAWN: dict[str, Any] = {  # figures that the page draws, by the prefix of their ids
     "alpha-beta": {"alpha": [AMOUNT], "beta": [AMOUNT], "accuracy": {str: {"mean": [[Maybe(PERCENT)]]}}},
     "interpolation-": {"e": [AMOUNT], "shared": {str: SERIES}, "best": {str: SINGLE}, "fedthe": {str: SINGLE}},
     "curves-": {"rounds": [COUNT], "curves": {str: {str: SERIES}}},
@@ -91,19 +91,19 @@ FIGURE = {"id": NAME, "title": TEXT, "config": FIGURE_CONFIG, "tests": {str: TEX
 
 @dataclass(frozen=True)
 class Found:
-    """What was read, and what of it is left out."""
+    """Results, and notes on what is left out."""
 
     results: Results
     notes: Sequence[str] = field(default=())
 
 
 def read_json(path: Path) -> Any:
-    """As `records.read_json`; what is no regular file is refused, for reading a pipe would wait for ever."""
+    """As `records.read_json`, but refuses anything else than a regular file: reading a pipe would block."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file.")
     try:
         return records.read_json(path)
-    except (InputError, RecursionError) as error:  # its own advice, to delete the file, is for what a run can make anew
+    except (InputError, RecursionError) as error:  # its advice, to delete the file, is for runs
         why = (
             "it is nested too deeply" if isinstance(error, RecursionError) else flatten(error.__context__ or error, 200)
         )
@@ -116,7 +116,7 @@ def read_run(folder: Path) -> Found:
     try:
         for name in ("config.json", "summary.json", "results.jsonl"):
             if (folder / name).exists() and not (folder / name).is_file():
-                raise Damaged(f"{name} is not a regular file")
+                raise Malformed(f"{name} is not a regular file")
         summary, config = (read_json(folder / f"{name}.json") for name in ("summary", "config"))
         if summary is not None and config is not None:  # else read_results says what is missing
             summary = check(summary, SUMMARY, "summary.json")
@@ -127,48 +127,43 @@ def read_run(folder: Path) -> Found:
         _check_tables(results, summary)
         for scores in (cells for curve in results.curves.values() for cells in curve.values()):
             check({test: list(cell) for test, cell in scores.items()}, {str: [Maybe(PERCENT)]}, "curves")
-    except (InputError, Damaged, RecursionError, OverflowError) as error:  # the last of a number of many digits
-        again = "" if isinstance(error, InputError) else "; run it again; nothing is retrained"
+    except (InputError, Malformed, RecursionError, OverflowError) as error:  # OverflowError: a number of many digits
+        again = "" if isinstance(error, InputError) else "; run it again, which trains nothing"
         why = flatten(error, 400).rstrip(".")
         raise InputError(f"{why if why.startswith(str(folder)) else f'{folder}: {why}'}{again}.") from None
     try:
         environment = check(results.environment, ENVIRONMENT, "environment.json")
-    except Damaged as error:
+    except Malformed as error:
         environment = {}
         notes.append(f"Versions and device are not shown: {error}.")
     return Found(replace(results, environment=environment), notes)
 
 
 def _check_names(results: Results) -> None:
-    """Names of files must not lead out of the folder."""
+    """Names of files must not lead out of the folder of the run."""
     for name in (*results.answers, *results.trainings, results.examples):
         if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
-            raise Damaged(f"summary.json names the file {flatten(name, 40)!r}")
-    for name in results.answers:
-        if not re.fullmatch(r".+-\d{1,18}-[^-]+", name):
-            raise Damaged(f"summary.json names the answer {flatten(name, 40)!r}")
-    if not re.fullmatch(r"\d{1,18}-.+", results.examples):
-        raise Damaged(f"summary.json names the examples {flatten(results.examples, 40)!r}")
+            raise Malformed(f"summary.json names the file {flatten(name, 40)!r}")
 
 
 def _check_rows(results: Results) -> None:
-    """Every row must fit itself and the settings, and no two be of the same place."""
+    """Rows must be consistent, fit the settings, and be there once."""
     config = results.config
     places: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for i, row in enumerate(results.rows, 1):
         where = f"line {i} of results.jsonl"
         check(vars(row), _ROW, where)
         if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.clients:
-            raise Damaged(f"{where} is of a method, seed or client that config.json does not name")
+            raise Malformed(f"{where} is of a method, seed or client that config.json does not name")
         if row.right > row.samples or not math.isclose(row.accuracy, 100 * row.right / row.samples, abs_tol=1e-6):
-            raise Damaged(f"{where} has {row.right} right of {row.samples}, but {row.accuracy} percent")
+            raise Malformed(f"{where} has {row.right} of {row.samples} samples right, but accuracy {row.accuracy}")
         streams = places.setdefault((row.method, row.seed), set())
         if (row.test, row.client) in streams:
-            raise Damaged(f"{where} is there twice")
+            raise Malformed(f"{where} is there twice")
         streams.add((row.test, row.client))
     for (method, seed), streams in places.items():
         if any(streams != others for (_, other), others in places.items() if other == seed):
-            raise Damaged(f"results.jsonl lacks rows of seed {seed} for {method} or another method")
+            raise Malformed(f"results.jsonl lacks rows of seed {seed} for {method} or another method")
 
 
 _ROW = {
@@ -184,44 +179,59 @@ _ROW = {
 
 
 def _check_tables(results: Results, summary: Mapping[str, Any]) -> None:
-    """The rows must give the numbers that the run gave."""
+    """The tables of summary.json must follow from the rows."""
     for name, ours in (("results", results.table()), ("worst_client", results.worst())):
         theirs = summary.get(name, ours)
         same = {(m, t) for m, row in ours.items() for t in row} == {(m, t) for m, row in theirs.items() for t in row}
         if not same or any(abs(ours[m][t] - theirs[m][t]) > 1e-6 for m in ours for t in ours[m]):
-            raise Damaged(f"results.jsonl and {name!r} of summary.json do not agree")
+            raise Malformed(f"results.jsonl and {name!r} of summary.json do not agree")
 
 
 def read_manifest(folder: Path, seed: int, digest: str) -> dict[str, Any] | None:
-    """The manifest of a seed; None where it is missing, damaged, or another run's in the same folder."""
+    """The manifest of a seed; None if it is missing, damaged, or of another run in the same folder."""
     try:
         manifest = read_json(folder / f"manifest-{seed}.json")
         if store.content_hash(manifest) != digest:
             return None
         checked: dict[str, Any] = check(manifest, MANIFEST, "manifest")
-    except (InputError, Damaged, RecursionError):
+    except (InputError, Malformed, RecursionError):
         return None
     classes = checked["pool"]["classes"]
     return checked if all(len(client["classes"]) == len(classes) for client in checked["clients"]) else None
 
 
 def read_losses(folder: Path, training: str) -> list[float]:
-    """The mean local loss of every round; none where the checkpoint is gone or damaged."""
+    """The mean local loss of each round; [] if the checkpoint is missing or damaged."""
     path = folder / "trainings" / f"{training}.safetensors"
     try:
         losses: list[float] = check(records.read_losses(path), [Number()], "losses")
-    except (Damaged, RecursionError, TypeError, AttributeError):  # metadata of any kind
+    except (Malformed, RecursionError, TypeError, AttributeError):  # metadata of any kind
         return []
     return losses
 
 
-def read_samples(results: Results, name: str) -> Samples:
-    """What is known sample by sample; nothing where the file is missing, damaged, or does not fit the results."""
-    path = results.folder / "samples" / f"{name}.npz"
-    samples = records.read_samples(path)
-    method, seed, _ = name.rsplit("-", 2)
-    rows = {f"{row.test}/{row.client}": row for row in results.rows if (row.method, row.seed) == (method, int(seed))}
-    return samples if all(_fits_row(place, array, samples, rows) for place, array in samples.items()) else {}
+def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
+    """Per-sample data by method and seed; {} for those whose files are missing, damaged, or do not fit the results."""
+    rows: dict[tuple[str, int], dict[str, Row]] = {}
+    for row in results.rows:
+        rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
+    found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
+    for name in results.answers:
+        pair = _read_pair(results.folder / "answers" / f"{name}.json")
+        if pair in rows:
+            samples = records.read_samples(results.folder / "samples" / f"{name}.npz")
+            if all(_fits_row(place, array, samples, rows[pair]) for place, array in samples.items()):
+                found[pair] = samples
+    return found
+
+
+def _read_pair(path: Path) -> tuple[str, int] | None:
+    """The method and the seed of an answer; None if its file is missing or damaged."""
+    try:
+        answer = check(store.read_sealed(path), {"method": NAME, "seed": COUNT}, "answer")
+    except (InputError, Malformed):
+        return None
+    return answer["method"], answer["seed"]
 
 
 def _fits_row(name: str, array: np.ndarray, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
@@ -245,14 +255,14 @@ def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> boo
 
 
 def read_examples(results: Results) -> dict[str, np.ndarray]:
-    """Images by "test/client"; nothing where the file is missing or damaged."""
+    """Images by "test/client"; {} if the file is missing or damaged."""
     path = results.folder / "examples" / f"{results.examples}.npz"
     images = records.read_samples(path)
     return images if all(map(_is_stack, images.values())) else {}
 
 
 def _is_stack(images: np.ndarray) -> bool:
-    """Of images [n, height, width, 1 or 3]."""
+    """Whether `images` is [n, height, width, 1 or 3]."""
     sides = images.shape[1:3]
     return (
         images.dtype == np.uint8
@@ -263,7 +273,7 @@ def _is_stack(images: np.ndarray) -> bool:
 
 
 def is_record(value: Any) -> bool:
-    """Whether it is meant to be a record of a table or a figure."""
+    """Whether a file is meant to be a record of a table or a figure."""
     return isinstance(value, dict) and "id" in value and bool({"cases", "rows", "data"} & value.keys())
 
 
@@ -273,39 +283,39 @@ def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
     try:
         value = store.unseal(path, value)
         return _check_figure(value) if is_figure else _check_table(value)
-    except (Damaged, InputError, RecursionError, OverflowError) as error:
+    except (Malformed, InputError, RecursionError, OverflowError) as error:
         kind = "figure" if is_figure else "table"
         why = flatten(hide_secrets(str(error)), 300).rstrip(".")
-        raise InputError(f"{path} is no whole record of a {kind} ({why}); `fedthe {kind}` makes it again.") from None
+        raise InputError(f"{path} is not a valid record of a {kind} ({why}); `fedthe {kind}` makes it again.") from None
 
 
 def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
     id = check(value.get("id"), NAME, "id")
     table = find_table(id)
     if value.get("format") != FORMAT:
-        raise Damaged("it is of another version")
+        raise Malformed("it is from another version")
     record: dict[str, Any] = check(value, RECORD, id)
     if not record["cases"]:
-        raise Damaged("it has no case")
+        raise Malformed("it has no case")
     if not record["rows"].keys() <= table.rows.keys():
-        raise Damaged("it has rows that the table has not")
+        raise Malformed("it has rows that the table lacks")
     if any(len(pair) != 2 for pair in record["changed"].values()):
-        raise Damaged("changed must hold ours and the paper's")
+        raise Malformed("changed must hold ours and the paper's")
     for case, given in zip(record["cases"], value["cases"], strict=True):
         config = make_config(given["config"])
         case["config"] = config.as_dict()
         for place, seeds in _list_places(case):
             if place[0] not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
-                raise Damaged(f"{'.'.join(place)} is of a method or seed that its config does not name")
+                raise Malformed(f"{'.'.join(place)} is of a method or seed that its config does not name")
             for percents in seeds.values():
                 if len(percents) > config.clients or all(each is None for each in percents):
-                    raise Damaged(f"{'.'.join(place)} has too many clients, or none")
+                    raise Malformed(f"{'.'.join(place)} has too many clients, or none")
         for column, test in case["columns"].items():
             for row, cells in record["rows"].items():
                 if column in cells:
                     _check_mean(cells[column], case["clients"].get(method_of(row), {}).get(test), f"{row}.{column}")
     if len({tuple(case["config"]["seeds"]) for case in record["cases"]}) > 1:
-        raise Damaged("its cases have different seeds")
+        raise Malformed("its cases have different seeds")
     return record
 
 
@@ -314,10 +324,10 @@ def _list_places(case: Mapping[str, Any]) -> list[tuple[tuple[str, str], Mapping
 
 
 def _check_mean(cell: Sequence[float | None], seeds: Mapping[str, Sequence[float | None]] | None, where: str) -> None:
-    """A number of the table must be the mean of those of its clients, which are kept with three decimals."""
+    """A number of the table must be the mean over its clients, which have three decimals."""
     means = [fmean(each for each in percents if each is not None) for percents in (seeds or {}).values()]
     if not means or not cell or cell[0] is None or abs(fmean(means) - cell[0]) > 1e-3:
-        raise Damaged(f"{where} is not the mean over its clients")
+        raise Malformed(f"{where} is not the mean over its clients")
 
 
 def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +336,7 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
     if shape is None:
         return {**figure, "data": None}
     data = check(value["data"], shape, "data")
-    if len(figure["config"]["seeds"]) == 1:  # the record of a single seed may be older, and say 0
+    if len(figure["config"]["seeds"]) == 1:  # older records have 0 for a single seed
         for name in ("shared", "best", "fedthe", "curves"):
             for series in _list_series(data.get(name, {})):
                 series.pop("std", None)
@@ -334,19 +344,19 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
     for name, axis in lengths.items():
         for series in _list_series(data.get(name, {})):
             if not data[axis] or any(len(each) != len(data[axis]) for each in series.values()):
-                raise Damaged(f"{name} does not fit {axis}")
+                raise Malformed(f"{name} does not fit {axis}")
             if name == "accuracy" and any(len(row) != len(data["beta"]) or None in row for row in series["mean"]):
-                raise Damaged("accuracy does not fit beta")
+                raise Malformed("accuracy does not fit beta")
             if name == "shared" and None in series["mean"]:
-                raise Damaged("shared has no number for every e")
+                raise Malformed("shared has no number for every e")
     for name in ("best", "fedthe") if "shared" in data else ():
         if not data["shared"].keys() <= data[name].keys():
-            raise Damaged(f"{name} lacks a test")
+            raise Malformed(f"{name} lacks a test")
     return {**figure, "data": data}
 
 
 def _list_series(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each test, or of each method and test."""
+    """The series of each test, or of each method and test."""
     if any("mean" in each for each in value.values()):
         return [*value.values()]
     return [series for tests in value.values() for series in tests.values()]

@@ -1,4 +1,4 @@
-"""The tables of the FedTHE paper: what each of them needs to run, and ours beside the paper's."""
+"""The tables of the FedTHE paper: the runs that each needs, and our numbers in its rows and columns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ..errors import InputError
 from ..nets.make import MODELS
 from ..text import find_nearest
 
-AVERAGE = "average_over_tests"  # a column: the mean over the tests, and the deviation over them
+AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ("dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs")
+KEYS += ("train_fraction", "test_fraction")
 SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
 
-Cell = tuple[float, float]  # percent: the mean, and the standard deviation over seeds
-Ours = tuple[float, float | None]  # the same; a single seed has no deviation
+MeanStd = tuple[float, float]  # percent: mean and standard deviation over seeds
+Ours = tuple[float, float | None]  # the same; a single seed has no standard deviation
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Table:
     title: str
     setting: Mapping[str, Any]
     columns: tuple[str, ...]
-    rows: Mapping[str, Mapping[str, Cell]]  # by method, as the paper names it, and column
+    rows: Mapping[str, Mapping[str, MeanStd]]  # by the paper's name of the method, and column
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -39,11 +40,11 @@ class Table:
 
 
 PAPERS_SEVEN = ("fedavg_ft", "fedrod", "fedrep", "memo_p", "t3a", "fedthe", "fedthe_plus")
-# Tables that the paper does not have: how its ImageNet experiments go where ImageNet is not at hand.
+# Not in the paper: its ImageNet experiments on data that is easier to get.
 OWN_TABLES = {
     "tiny-imagenet-20": Table(
         "tiny-imagenet-20",
-        "ResNet20-GN (width 4) on 20 classes of Tiny-ImageNet at 32 pixels, Dir(1.0)",
+        f"{NET_NAMES['resnet20_gn']} (width 4) on 20 classes of Tiny-ImageNet at 32 pixels, Dir(1.0)",
         {
             "dataset": "tiny_imagenet",
             "size": 32,
@@ -60,7 +61,7 @@ OWN_TABLES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class TableCase:
     """One run, and which columns of the table come from which of its tests."""
 
     config: Config
@@ -94,23 +95,22 @@ def find_table(name: str) -> Table:
 
 
 def method_of(row: str) -> str:
-    """The method that a row of the paper is: "(9) (8) with SLW = fedthe" is ablation_9."""
+    """The id of the method in a row of the paper: "(9) (8) with SLW = fedthe" is ablation_9."""
     return f"ablation_{row[1 : row.index(')')]}" if row.startswith("(") else row
 
 
-def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[Case]:
-    """The runs that a table needs. `methods` are rows of the table, or methods; settings change those of the paper."""
+def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[TableCase]:
+    """The runs that a table needs. `methods` names rows of the table or methods; settings override the paper's."""
     rows = pick_rows(table, methods)
     base = {key: table.setting[key] for key in KEYS if key in table.setting} | MODELS[table.setting["model"]]
-    base |= {key: table.setting[key] for key in ("train_fraction", "test_fraction") if key in table.setting}
     base |= {"methods": [method_of(row) for row in rows], "seeds": [0, 1, 2], **settings}
     if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():
         raise InputError(f"{table.id} is about severities 1 to 5 of one test; leave severity and tests out.")
     if not table.columns[0].startswith(SEVERITY):
-        return [Case(make_config(base), {test: test for test in table.tests})]
+        return [TableCase(make_config(base), {test: test for test in table.tests})]
     return [
-        # both tests that tables of severities show, so that they share the answers
-        Case(
+        # both tests that severity tables show, so that the tables share answers
+        TableCase(
             make_config({**base, "severity": int(column.removeprefix(SEVERITY)), "tests": ["corrupted", "mixture"]}),
             {column: table.setting["test"]},
         )
@@ -119,7 +119,7 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
 
 
 def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
-    """Rows of the table by the paper's names or ours; all without any."""
+    """Rows of the table by the paper's names or our ids; all rows if `methods` is empty."""
     names = {method_of(row): row for row in table.rows} | {row: row for row in table.rows}
     for method in methods:
         if method not in names:
@@ -129,7 +129,7 @@ def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
 
 
 def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
-    """Every table that has one of the methods, with those it has; all tables, whole, without any."""
+    """Every table with one of the methods, and those it has; all tables, whole, if `methods` is empty."""
     tables = load_tables().values()
     known = {name for table in tables for row in table.rows for name in (row, method_of(row))}
     for method in methods:
@@ -145,9 +145,9 @@ def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
 
 
 def fill_table(
-    table: Table, found: Sequence[tuple[Case, Mapping[str, Mapping[str, Ours]]]]
+    table: Table, found: Sequence[tuple[TableCase, Mapping[str, Mapping[str, Ours]]]]
 ) -> dict[str, dict[str, Ours]]:
-    """Ours, by row and column, from the (mean, std) by method and test of each case."""
+    """Our (mean, std) by row and column, from those by method and test of each case."""
     filled: dict[str, dict[str, Ours]] = {}
     for row in table.rows:
         cells = {
@@ -160,6 +160,6 @@ def fill_table(
             filled[row] = {column: cells[column] for column in table.tests if column in cells}
             if AVERAGE in table.columns and len(filled[row]) == len(table.tests):
                 means = [mean for mean, _ in filled[row].values()]
-                # of a sample, as the paper's numbers are; over seeds it is numpy's, of all there are
+                # with n - 1, as in the paper; over seeds we divide by n
                 filled[row][AVERAGE] = (statistics.mean(means), statistics.stdev(means))
     return filled

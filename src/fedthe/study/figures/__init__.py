@@ -19,7 +19,7 @@ from ...data.pool import Dataset
 from ...errors import InputError
 from ...experiment.results import name_shift
 from ...experiment.work import get_engine, pick_tests
-from ...pictures import TITLES
+from ...names import TEST_NAMES
 from ...records import describe_environment
 from ...text import clean, find_nearest
 from . import alpha_beta, curves, features, gains, interpolation, leak, probing, weights
@@ -77,7 +77,7 @@ def draw_figure(measured: Mapping[str, Any], path: Path) -> None:
 
 def name_tests(dataset: Dataset) -> dict[str, str]:
     """The display name of every test distribution; a natural shift is named after its pool."""
-    titles = {test: title.replace("\n", " ") for test, title in TITLES.items()}
+    titles = dict(TEST_NAMES)
     shifts = {test: clean(name_shift(test, pool)) for test, pool in dataset.natural.items()}
     first = {test: titles.pop(test) for test in ("original", "corrupted")}
     return first | shifts | titles

@@ -1,0 +1,43 @@
+const { fillExamples } = (() => {
+  const LONG = 40; // characters of a name
+
+  function fillExamples(run, body) {
+    if (!run.examples.length) return false;
+    const answered = Object.keys(run.methods).filter((id) => run.examples.some(({ answers }) => id in answers));
+    const place = make("div");
+    const fill = (method) => {
+      place.replaceChildren(...Object.entries(run.tests).flatMap(([test, { name }]) => {
+        const those = run.examples.filter((example) => example.test === test && method in example.answers);
+        return those.length ? [make("h3", {}, name), make("ul", { class: "examples" }, ...those.map((example) => showExample(run, method, example)))] : [];
+      }));
+    };
+    const first = pickMethod(run, answered);
+    const [label] = choose("Method", answered.map((id) => [id, run.methods[id].name]), fill, first);
+    body.append(make("div", { class: "controls" }, label), place);
+    fill(first);
+    return true;
+  }
+
+  // A long name is cut; its tooltip has all of it.
+  function nameClass(run, index) {
+    const name = className(run, index);
+    return make("span", { title: name.length > LONG ? name : null }, cut(name, LONG));
+  }
+
+  function showExample(run, method, { image, label, client, seed, answers, heads, weights }) {
+    const said = heads[method]
+      ? [["global head", heads[method].global], ["personal head", heads[method].personal], ["ensemble", answers[method]]]
+      : [[run.methods[method].name, answers[method]]];
+    return make("li", {},
+      make("img", { src: image, alt: `a sample of ${cut(className(run, label), LONG)}`, width: 64, height: 64 }),
+      make("div", { class: "words" },
+        make("p", {}, make("strong", {}, nameClass(run, label)), make("span", { class: "soft" }, ` · client ${client}, seed ${seed}`)),
+        make("ul", {}, ...said.filter(([, answer]) => answer !== undefined).map(([who, answer]) => {
+          const right = answer === label;
+          return make("li", {}, `${who} `, make("span", { class: right ? "right" : "wrong" }, ...(right ? ["✓ correct"] : ["✗ wrong: ", nameClass(run, answer)])));
+        })),
+        method in weights ? make("p", { class: "soft" }, `weight of the personal head ${number(weights[method], 2)}`) : ""));
+  }
+
+  return { fillExamples };
+})();

@@ -1,0 +1,68 @@
+"""How to repeat a run: its command, versions, durations, manifests and settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from .. import cells
+from ..data import Shown
+from .markup import count, escape, fold, frame, write_table
+
+
+def show_provenance(runs: Sequence[Shown]) -> str:
+    parts = []
+    for shown in runs:
+        title = f"<h3>{escape(shown.name)}</h3>" if len(runs) > 1 else ""
+        facts = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in _list_facts(shown))
+        parts.append(f"{title}<dl>{facts}</dl>{_fold_tables(shown)}")
+    return frame("provenance", "Provenance", "\n".join(parts))
+
+
+def _list_facts(shown: Shown) -> list[tuple[str, str]]:
+    known = shown.provenance
+    facts = []
+    if known.get("command"):
+        facts.append(("command", f"<pre>{escape(known['command'])}</pre>"))
+    if known.get("python"):
+        facts.append(("in Python", f"<pre>{escape(known['python'])}</pre>"))
+    environment = known.get("environment", {}).items()
+    facts += [(escape(name), escape(value)) for name, value in environment if name != "command"]
+    if known.get("seconds") is not None:
+        facts.append(("duration", _say_duration(known["seconds"])))
+    if trainings := known.get("trainings", ()):
+        seconds = sum(each.get("seconds") or 0 for each in trainings)
+        facts.append(("training", f"{count(len(trainings), 'training')}, {_say_duration(seconds)}"))
+    for seed, digest in known.get("manifests", {}).items():
+        facts.append((f"manifest, seed {escape(seed)}", f'<span class="hash">{escape(digest)}</span>'))
+    return facts
+
+
+def _fold_tables(shown: Shown) -> str:
+    trainings, config = (shown.provenance.get(name) for name in ("trainings", "config"))
+    folded = ""
+    if trainings:
+        columns = list(dict.fromkeys(key for each in trainings for key in each))
+        rows = [[_say_value(each.get(column)) for column in columns] for each in trainings]
+        folded += fold("Trainings", write_table(columns, rows))
+    if config:
+        rows = [[escape(key), _say_value(value)] for key, value in config.items()]
+        folded += fold("Config", write_table(["setting", "value"], rows))
+    return folded
+
+
+def _say_value(value: object) -> str:
+    if value is None:
+        return cells.NOTHING
+    if isinstance(value, (list, tuple)):
+        return ", ".join(escape(each) for each in value) or cells.NOTHING
+    if isinstance(value, float):
+        return f"{value:g}"
+    return escape(json.dumps(value) if isinstance(value, Mapping) else value)
+
+
+def _say_duration(seconds: float) -> str:
+    for length, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} seconds"
