@@ -212,7 +212,7 @@ def read_losses(folder: Path, training: str) -> list[float]:
 
 def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
     """Per-sample data by method and seed; {} for those whose files are missing, damaged, or do not fit the results."""
-    rows: dict[tuple[str, int], dict[str, Row]] = {}
+    rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
     for row in results.rows:
         rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
     found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}

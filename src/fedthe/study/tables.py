@@ -12,12 +12,13 @@ from typing import Any
 
 from ..config import Config, make_config
 from ..errors import InputError
+from ..names import NET_NAMES
 from ..nets.make import MODELS
 from ..text import find_nearest
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
-KEYS = ("dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs")
-KEYS += ("train_fraction", "test_fraction")
+KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
+KEYS += ["train_fraction", "test_fraction"]
 SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
 
 MeanStd = tuple[float, float]  # percent: mean and standard deviation over seeds

@@ -14,7 +14,6 @@ from ...errors import Failed
 from ...experiment.results import Results
 from ...experiment.run import run
 
-OURS = ("fedthe", "fedthe_plus")
 BASELINE = "fedavg_ft"  # gains are relative to it
 PAPER: dict[str, Any] = {
     "name": "figures",  # one folder for all of them, so that they share trainings

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...config import Config
 from ...errors import InputError
+from ...names import OURS
 from .. import draw
-from .base import BASELINE, OURS, PAPER, Figure, run_whole
+from .base import BASELINE, PAPER, Figure, run_whole
 
 POINTS = 10  # of a curve
 

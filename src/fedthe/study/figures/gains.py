@@ -6,8 +6,9 @@ from typing import Any
 
 from ...config import Config
 from ...errors import InputError
+from ...names import OURS
 from .. import draw
-from .base import BASELINE, OURS, PAPER, Figure, average, run_whole
+from .base import BASELINE, PAPER, Figure, average, run_whole
 
 
 def measure(config: Config) -> dict[str, Any]:
