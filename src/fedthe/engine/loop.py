@@ -21,7 +21,7 @@ from ..types import Shard
 from .client import Fits, Received, Worked, deploy, work
 from .evaluate import answer_one
 from .fit import LoopFit
-from .server import Diverged, Server, find_fault
+from .server import Diverged, find_fault
 from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
 
 
@@ -42,7 +42,7 @@ class Loop:
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
         stacks: dict[str, Tensor] = {}
         faults: dict[int, str] = {}
-        losses, versions = [], _list_versions(visit.servers)
+        losses, versions = [], _list_versions(visit)
         for i, done in enumerate(map_in_threads(lambda row: _visit_one(visit, row), rows, self._workers)):
             losses.append(float(done.worked.loss))
             if done.fault is not None:
@@ -63,7 +63,7 @@ class Loop:
             fits, (received,), shard = _prepare(visit, Row(0, k))
             return deploy(method, fits.personal, server.shared, received, shard)
 
-        versions = _list_versions(visit.servers)
+        versions = _list_versions(visit)
         for i, (made, loss) in enumerate(map_in_threads(work, clients, self._workers)):
             flat = tree.flatten(made)
             fault = find_fault({name: stack[0] for name, stack in stacks.items()} or flat, flat)
@@ -100,7 +100,9 @@ def _prepare(visit: Visit, row: Row) -> tuple[Fits, list[Received], Shard]:
     """What one client works with."""
     run = visit.runs[row.run]
     shard = run.shards[row.client]
-    received = [Received(each.averages, each.clients[row.client]) for each in visit.reached[row.run]]
+    # copies, for a method may write to them; other clients still need the stored ones
+    kept = [tree.map_leaves(torch.clone, each.clients[row.client]) for each in visit.reached[row.run]]
+    received = [Received(each.averages, mine) for each, mine in zip(visit.reached[row.run], kept, strict=True)]
     return make_fits(visit, run.seed, row.client, shard), received, shard
 
 
@@ -129,14 +131,15 @@ def _store(stacks: dict[str, Tensor], i: int, rows: int, leaves: dict[str, Tenso
         stacks[name][i] = leaf.detach()
 
 
-def _list_versions(servers: Sequence[Server]) -> list[dict[str, int]]:
-    """How often each leaf that clients receive was changed in place."""
-    return [{name: leaf._version for name, leaf in tree.flatten(server.shared).items()} for server in servers]
+def _list_versions(visit: Visit) -> list[dict[str, int]]:
+    """How often each leaf that all clients receive was changed in place."""
+    trees = [each.server.shared | each.averages for of_run in visit.reached for each in of_run]
+    return [{name: leaf._version for name, leaf in tree.flatten(received).items()} for received in trees]
 
 
 def _refuse_changes(visit: Visit, before: list[dict[str, int]]) -> None:
     """All clients receive the same tensors: an in-place change would reach them all."""
-    for then, now in zip(before, _list_versions(visit.servers), strict=True):
+    for then, now in zip(before, _list_versions(visit), strict=True):
         for name in then:
             if now[name] != then[name]:
                 who = " or ".join(type(part).__name__ for part in (visit.methods[0].rounds, visit.methods[0].personal))
