@@ -50,12 +50,8 @@ class Standardize(Predictor):
 class MinimizeEntropy(Predictor):
     """Before it answers a window, it moves the head by a step on the mean entropy of the window, and keeps it."""
 
-    size: int = 4
+    window: int = 4  # a hyperparameter
     lr: float = 0.5
-
-    @property
-    def window(self):
-        return self.size
 
     def start(self, method, mine, shard):
         return {"head": mine["head"]}

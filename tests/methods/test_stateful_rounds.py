@@ -293,3 +293,40 @@ class Forgetful(Scaffold):
 def test_what_keep_does_not_name_is_refused(engine):
     with pytest.raises(Broken, match=r"`local` returned 'own_control' .* but `keep` does not name it"):
         train(compose(TINY, Forgetful()), CLIENTS, SETTINGS, 0, engine=engine())
+
+
+@dataclass(frozen=True)
+class Count(Rounds):
+    """It counts a client's rounds, in place."""
+
+    def keep(self, net, params):
+        return {"count": params["head"]["out"].new_zeros(())}
+
+    def local(self, fit, shared, mine, shard):
+        params, losses, _ = fit(self.loss, shared)
+        mine["count"] += 1
+        return Fitted(params, losses, {"count": mine["count"]})
+
+
+@every_engine
+def test_writing_to_what_a_client_keeps_reaches_no_other_client(engine):
+    method = compose(TINY, Count())
+    begun = start_from(method, TINY.init(0), 3)
+    reached = train(method, CLIENTS, SETTINGS, 0, begun, engine())
+    took_part = [k for number in range(SETTINGS.rounds) for k in sample_clients(3, 0.67, 0, number)]
+    for clients, counts in ((reached.clients, [took_part.count(k) for k in range(3)]), (begun.clients, [0, 0, 0])):
+        assert [float(leaf) for mine in clients for leaf in tree.flatten(mine).values()] == counts
+
+
+@dataclass(frozen=True)
+class Shrink(TwoHeads):
+    """It writes to the mean that all clients receive."""
+
+    def personalize(self, fit, shared, mine, shard):
+        shared["descriptor"] *= 0.5
+        return super().personalize(fit, shared, mine, shard)
+
+
+def test_writing_to_a_mean_that_all_clients_receive_is_refused():
+    with pytest.raises(Broken, match="Shrink changes descriptor of the shared model in place; return new tensors"):
+        train(compose(TINY, Shrink()), CLIENTS, SETTINGS, 0)
