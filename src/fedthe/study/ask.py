@@ -6,20 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..bench import (
-    ANSWER_MEMO,
-    ROUND,
-    ROUND_CCT,
-    ROUND_RESNET,
-    ROUND_STACKED,
-    Bench,
-    Ceilings,
-    Line,
-    Machine,
-    describe_machine,
-    read_bench,
-    remembered,
-)
+from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
+from ..bench.machine import Ceilings, Machine, describe_machine
+from ..bench.result import Bench, Line, find_baseline, read_bench
 from ..config import Config
 from ..data import find
 from ..engine.pick import pick_engine
@@ -75,7 +64,7 @@ def time_figure(name: str, config: Config, bench: Bench) -> float:
 def find_bench(device: str) -> Bench:
     """How fast this machine is: as `fedthe bench --remember` kept it, or as machines of its kind are."""
     machine = describe_machine(pick_engine(device=device).device)
-    kept = remembered(machine)
+    kept = find_baseline(machine)
     try:
         if kept.exists():
             return read_bench(kept)

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..bench import ANSWER_MEMO, FULL, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
+from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
+from ..bench.result import Bench
+from ..bench.sizes import FULL
 from ..config import Config
 from ..data import load_dataset
 from ..engine.train import count_sampled
