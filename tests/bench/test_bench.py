@@ -165,7 +165,7 @@ def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch):
     ("given", "says"),
     [
         ({"kind": "stak"}, "did you mean stack"),
-        ({"precision": "half"}, "known are auto, float32, bfloat16"),
+        ({"precision": "half"}, "choose from auto, float32, bfloat16"),
         ({"device": "tpu"}, "device must be"),
         ({"only": ["round, 2 runs"]}, "did you mean round, 1 run"),
     ],

@@ -87,4 +87,4 @@ def test_other_bad_input_exits_with_2_as_well(fedthe, tmp_path):
     assert "device must be" in fedthe("bench", "--device", "tpu", exits=2).err
     assert "is a folder" in fedthe("bench", "--save", tmp_path, exits=2).err
     (tmp_path / "file").touch()
-    assert "cannot write below" in fedthe("bench", "--save", tmp_path / "file" / "x.json", exits=2).err
+    assert "cannot write in" in fedthe("bench", "--save", tmp_path / "file" / "x.json", exits=2).err

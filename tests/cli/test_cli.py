@@ -53,7 +53,7 @@ def test_a_test_that_no_client_has_is_shown_as_such(fedthe, tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(fedthe, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    assert "cannot write below" in fedthe("data", "show", "digits", "-o", tmp_path / "file" / "x", exits=2).err
+    assert "cannot write in" in fedthe("data", "show", "digits", "-o", tmp_path / "file" / "x", exits=2).err
     (tmp_path / "out" / "clients.png").mkdir(parents=True)
     assert "clients.png" in fedthe("data", "show", "digits", "--clients", 3, "-o", tmp_path / "out", exits=2).err
 
