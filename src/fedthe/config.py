@@ -90,7 +90,7 @@ class Config:
         for name in ("methods", "seeds", "tests"):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) != len(values)):
-                raise InputError(f"{name} must have at least one entry and no duplicates, but is {_show(values)}.")
+                raise InputError(f"{name} must have at least one entry, each only once, but is {_show(values)}.")
         if len(set(self.keep)) != len(self.keep) or min(self.keep, default=1) < 1:
             raise InputError(f"keep must name rounds from 1 on, without duplicates, but is {_show(self.keep)}.")
         if any(before >= after for before, after in pairwise((0, *self.curve, self.rounds))) and self.curve:

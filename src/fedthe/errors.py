@@ -32,7 +32,7 @@ class Broken(Failed):
         try:
             words = " ".join(str(error).split())
         except Exception:  # this, too, runs the user's code
-            words = "its message cannot be shown"
+            words = "it cannot be shown"
         super().__init__(words if isinstance(error, InputError) and words else f"{type(error).__name__}: {words}")
 
 

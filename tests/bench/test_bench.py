@@ -15,9 +15,8 @@ from fedthe.bench.machine import Ceilings, Machine, join_ceilings
 from fedthe.bench.measure import make_line, measure
 from fedthe.bench.need import Need, find_floor, need_of_answer, need_of_copy, need_of_round
 from fedthe.bench.result import Bench, Line, compare, from_dict, list_differences, read_bench
-from fedthe.bench.sizes import FULL, SMALL, SMALL_QUICK, Sizes, pick_sizes
 from fedthe.bench.text import as_text, format_time
-from fedthe.bench.workload import draw_params, make_federation
+from fedthe.bench.workload import FULL, SMALL, SMALL_QUICK, Sizes, draw_params, make_federation, pick_sizes
 from fedthe.engine.visit import Training
 from fedthe.errors import InputError
 from fedthe.methods.fedthe import FedTHE, FedTHEPlus, TwoHeads
@@ -215,7 +214,7 @@ import sys
 absent = ("scipy", "PIL", "typer", "rich", "sklearn", "matplotlib", "pyarrow", "safetensors")
 sys.modules.update(dict.fromkeys(absent))
 from fedthe.bench.measure import measure
-from fedthe.bench.sizes import Sizes
+from fedthe.bench.workload import Sizes
 found = measure(device="cpu", sizes=Sizes(2, 2, 6, 6, 1, 2, 1, 15, 1, 64, 1024))
 print([line.name for line in found.rows if line.failed])
 """

@@ -7,7 +7,7 @@ import pytest
 
 from fedthe import store
 from fedthe.bench.result import read_bench
-from fedthe.bench.sizes import Sizes
+from fedthe.bench.workload import Sizes
 from helpers import ROOT
 
 
@@ -22,7 +22,7 @@ def columns():
 
 
 def test_the_command_measures_and_prints_a_table(fedthe, home, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedthe.bench.sizes.SMALL_QUICK", Sizes(2, 2, 6, 6, 2, 4, 2, 15, 1, 64, 2**10))
+    monkeypatch.setattr("fedthe.bench.workload.SMALL_QUICK", Sizes(2, 2, 6, 6, 2, 4, 2, 15, 1, 64, 2**10))
     saved = tmp_path / "new" / "saved.json"
     said = fedthe("bench", "--quick", "--device", "cpu", "--remember", "--save", saved)
     for line in read_bench(saved).rows:

@@ -29,8 +29,7 @@ from ..methods.ttt import TTT
 from ..nets import CCT4, CNN, ResNet20GN
 from ..nets.net import Net
 from .need import Need, need_of_answer, need_of_copy, need_of_round
-from .sizes import CLASSES, FULL, SEVERITY, Sizes
-from .workload import draw_params, make_federation, make_images
+from .workload import CLASSES, FULL, SEVERITY, Sizes, draw_params, make_federation, make_images
 
 # A round is FedTHE's; seconds are per run.
 ROUND_STACKED = "round, 6 runs together"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..engine.memory import wait
-from .sizes import Sizes
+from .workload import Sizes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from .lab import AUTHORS, Lab, Measured, Task
 from .machine import Ceilings, describe_machine, join_ceilings, measure_ceilings, name_dtype
 from .need import find_floor
 from .result import Bench, Line
-from .sizes import Sizes, pick_sizes
+from .workload import Sizes, pick_sizes
 
 CEILINGS = "what the machine can do"
 

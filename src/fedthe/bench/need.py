@@ -16,8 +16,7 @@ from ..methods.fedthe import TwoHeads, mean_feature
 from ..tree import Tree
 from ..types import Batch, Shard
 from .machine import Ceilings
-from .sizes import CLASSES, PIXELS, SIDE
-from .workload import draw_params
+from .workload import CLASSES, PIXELS, SIDE, draw_params
 
 
 @dataclass(frozen=True)

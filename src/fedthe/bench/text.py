@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from .result import SLOWER, Bench, Line, RowChange
-from .sizes import FULL
+from .workload import FULL
 
 
 def title(bench: Bench) -> str:

@@ -1,4 +1,4 @@
-"""What commands share: options, tables and progress bars in the terminal, and the report after a run."""
+"""What commands share: tables and progress bars in the terminal, and the report after a run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ..terminal import say
 
@@ -16,11 +14,6 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from ..report.data import Page
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
-Tensorboard = Annotated[Path | None, typer.Option(help="Also write the results to this folder for TensorBoard.")]
-Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow: sqlite:///FILE or http://HOST.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes long.")]
 
 
 def make_table(*columns: str, **options: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..terminal import Commands
-from .common import Json, bars, make_table, print_rich
+from .common import bars, make_table, print_rich
+from .options import Json
 
 if TYPE_CHECKING:
     from ..data.plan import Federation

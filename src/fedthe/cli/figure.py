@@ -9,17 +9,14 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable
-from .common import Yes, bars, print_grid
+from .common import bars, print_grid
+from .options import Overrides, Trainings, Yes
 
 
 def figure(
     id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the figure's.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder of trainings and answers, shared with tables.")
-    ] = Path("runs/paper"),
+    overrides: Overrides = None,
+    out: Trainings = Path("runs/paper"),
     save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
     redraw: Annotated[bool, typer.Option("--redraw", help="Draw ID.json again, and measure nothing.")] = False,
     yes: Yes = False,

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .common import Json, Loggers, Mlflow, Tensorboard, print_grid
+from .common import Loggers, print_grid
+from .options import Json, Mlflow, Tensorboard
 
 
 def report(

@@ -10,7 +10,8 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable
-from .common import Json, Loggers, Mlflow, Tensorboard, bars, make_table, print_report, print_rich, write_report
+from .common import Loggers, bars, make_table, print_report, print_rich, write_report
+from .options import Json, Mlflow, Overrides, Tensorboard
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -61,9 +62,7 @@ def demo(
 
 def run(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; --example prints one.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's.")
-    ] = None,
+    overrides: Overrides = None,
     example: Annotated[bool, typer.Option("--example", help="Print an example config file, and run nothing.")] = False,
     tensorboard: Tensorboard = None,
     mlflow: Mlflow = None,

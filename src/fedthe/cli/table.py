@@ -10,7 +10,8 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable, say
-from .common import Json, Loggers, Mlflow, Tensorboard, Yes, bars, print_grid, print_report, write_report
+from .common import Loggers, bars, print_grid, print_report, write_report
+from .options import Json, Mlflow, Overrides, Tensorboard, Trainings, Yes
 
 if TYPE_CHECKING:
     from ..study.tables import Table
@@ -20,17 +21,13 @@ if TYPE_CHECKING:
 
 def table(
     id: Annotated[str | None, typer.Argument(help="A table of the paper, such as main-dir0.1.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the table's.")
-    ] = None,
+    overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="All tables.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and run nothing.")] = False,
     methods: Annotated[str | None, typer.Option(help="Only these rows: fedthe,fedavg_ft.")] = None,
     seeds: Annotated[str | None, typer.Option(help="The seeds.", show_default="0,1,2")] = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.", show_default="the paper's")] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which all tables share.")
-    ] = Path("runs/paper"),
+    out: Trainings = Path("runs/paper"),
     save: Annotated[Path | None, typer.Option(help="Write the record to this folder, as ID.json.")] = None,
     show: Annotated[Path | None, typer.Option(help="Show the record in this folder, and run nothing.")] = None,
     yes: Yes = False,

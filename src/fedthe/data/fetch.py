@@ -53,7 +53,7 @@ class Recipe:
     place: str  # the folder to install, below home/data
     origins: tuple[Origin, ...]  # tried in this order
     build: Callable[[Path, Path], None]  # unpacked files -> the folder that the loader reads
-    check: Callable[[Path], None]  # reads that folder; raises InputError if its content is wrong
+    check: Callable[[Path], object]  # reads that folder; raises InputError if its content is wrong
 
 
 def fetch(name: str, home: Path | None = None, source: str | None = None, progress: OnProgress | None = None) -> Path:
@@ -291,10 +291,6 @@ def _check_dataset(name: str, path: Path) -> None:
         raise InputError(f"the content differs from the published one: expected {expected}, got {got}")
 
 
-def _check_shift(version: str, path: Path) -> None:
-    cifar.read_shift(path, version)
-
-
 def _check_folders(count: int, path: Path) -> None:
     names = folder.list_classes(path)
     if len(names) != count:
@@ -317,7 +313,7 @@ def _cifar_101(version: str) -> Recipe:
         place=f"cifar10/cifar10.1-{version}",
         origins=(Http(tuple(f"{_CIFAR_101}/{name}" for name in names)),),
         build=partial(_take_files, names),
-        check=partial(_check_shift, version),
+        check=partial(cifar.read_shift, version=version),
     )
 
 

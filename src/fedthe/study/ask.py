@@ -34,7 +34,7 @@ TYPICAL = {
 
 def ask_for_tables(tables: Iterable[tuple[Table, Sequence[str]]], **settings: Any) -> None:
     """Refuse tables that would take long. Tables without data do not count: running them is refused anyway."""
-    here = [(table, rows) for table, rows in tables if _has_data(plan_cases(table, rows, **settings)[0].config)]
+    here = [(table, rows) for table, rows in tables if find(plan_cases(table, rows, **settings)[0].config.dataset)]
     bench = find_bench(settings.get("device", "auto"))
 
     def time(**smaller: Any) -> float:
@@ -46,7 +46,7 @@ def ask_for_tables(tables: Iterable[tuple[Table, Sequence[str]]], **settings: An
 def ask_for_figure(name: str, **settings: Any) -> None:
     """Refuse a figure that would take long."""
     config = plan_figure(name, **settings)
-    if _has_data(config):
+    if find(config.dataset):
         bench = find_bench(config.device)
         _ask(name, lambda **smaller: time_figure(name, plan_figure(name, **settings | smaller), bench))
 
@@ -78,10 +78,6 @@ def guess_bench(machine: Machine) -> Bench:
         Line(name, "ms" if name == ANSWER_MEMO else "s", value) for name, value in TYPICAL[machine.type].items()
     )
     return Bench(replace(machine, device="a guess"), "", "", True, Ceilings(0, "", 0), rows, 0)
-
-
-def _has_data(config: Config) -> bool:
-    return find(config.dataset) is not None
 
 
 def _ask(what: str, time: Callable[..., float]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
 from ..bench.result import Bench
-from ..bench.sizes import FULL
+from ..bench.workload import FULL
 from ..config import Config
 from ..data import load_dataset
 from ..engine.train import count_sampled
