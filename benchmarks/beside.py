@@ -14,7 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where the package is not installed
 
-from fedthe import bench, store
+from fedthe import store
+from fedthe.bench.lab import begin, time_calls
+from fedthe.bench.machine import describe_machine
+from fedthe.bench.workload import make_federation
 from fedthe.config import OPTIMIZERS
 from fedthe.engine.pick import pick_engine
 from fedthe.engine.shards import Shards
@@ -31,7 +34,7 @@ PAIRS = {"fedrod + fedthe": (FedRoD, TwoHeads), "fedavg + apfl": (Method, APFL)}
 
 
 def time_round(method: Method, begun: Progress, runs: list[Run], settings: Training, engine: Engine) -> float:
-    return bench.time_calls(
+    return time_calls(
         lambda: train_round(method, runs, settings, [begun] * len(runs), engine), REPEATS, engine.device
     ).median
 
@@ -44,21 +47,19 @@ def main() -> None:
     engine = pick_engine("auto", "auto", "auto")
     on_cpu = engine.device.type == "cpu"
     clients, train, count = (2, 300, 1) if on_cpu else (20, 1500, 3)
-    shards = Shards(bench.make_federation(clients, train), engine.device)
+    shards = Shards(make_federation(clients, train), engine.device)
     runs, seconds = [Run(seed, shards) for seed in range(count)], {}
     for name in given.nets:
         settings = Training(optimizer=OPTIMIZERS[name])
         for pair, kinds in PAIRS.items():
-            begun = {
-                each: bench.begin(each, clients, engine.device) for each in (kind(NETS[name](10)) for kind in kinds)
-            }
+            begun = {each: begin(each, clients, engine.device) for each in (kind(NETS[name](10)) for kind in kinds)}
             both = put_beside(begun)
             assert both is not None
             alone = [time_round(each, progress, runs, settings, engine) for each, progress in begun.items()]
             beside = time_round(*both, runs, settings, engine)
             seconds[f"{name}, {pair}"] = {"alone": alone, "beside": beside, "ratio": sum(alone) / beside}
             print(f"{name}, {pair}: {sum(alone):.3f} s alone, {beside:.3f} s beside, {sum(alone) / beside:.2f} times")
-    machine = bench.describe_machine(engine.device)
+    machine = describe_machine(engine.device)
     result = {"what": f"seconds of a round, {clients} clients x {train} images, {count} runs", "seconds": seconds}
     out = given.out or Path(__file__).parent / f"beside-{machine.slug}.json"
     store.write_json(out, result | {"machine": asdict(machine)})

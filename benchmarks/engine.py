@@ -2,7 +2,7 @@
 
 usage: python benchmarks/engine.py [--device cuda] [--engine stack] [--quick] [--only ROW]... [--out FILE]
 
-The same as `fedthe bench`, in plain text. The rows, the sizes and the floors are explained in src/fedthe/bench.py.
+The same as `fedthe bench`, in plain text. src/fedthe/bench/ explains the rows, the sizes and the floors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where the package is not installed
 
-from fedthe import bench, store
+from fedthe import store
+from fedthe.bench.measure import measure
+from fedthe.bench.text import as_text
 from fedthe.errors import InputError
 from fedthe.progress.events import Event, listening
 
@@ -35,8 +37,8 @@ def main() -> None:
         parser.error("a part of the numbers needs --out: the file beside this script holds all of them")
     try:
         with listening(report):
-            measured = bench.measure(given.engine, given.device, quick=given.quick, only=given.only)
-        print(bench.as_text(measured), flush=True)
+            measured = measure(given.engine, given.device, quick=given.quick, only=given.only)
+        print(as_text(measured), flush=True)
         out = given.out or Path(__file__).parent / f"engine-{measured.machine.slug}.json"
         store.write_json(out, measured.as_dict())
     except InputError as error:

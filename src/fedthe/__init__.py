@@ -1,4 +1,4 @@
-"""Personalized federated learning that stays right when the data shifts after deployment.
+"""Personalized federated learning that stays accurate when the data shifts after deployment.
 
 Names are loaded when they are first used, so that `import fedthe` costs little.
 """

@@ -1,4 +1,4 @@
-"""An experiment as a flat list of settings: from a TOML file, then `key=value` words, then its network's defaults."""
+"""The settings of an experiment: a TOML file, overridden by `key=value` arguments; the network gives defaults."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .nets import NETS
 from .nets.make import DEFAULTS, Defaults, find_defaults, takes_width
 from .text import clean, find_nearest, flatten, is_plain, quote
 
-LARGEST = 2**31 - 1  # of every whole number: more rounds, clients or pixels fit no machine
-LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: what file systems take
+LARGEST = 2**31 - 1  # for every whole number: no machine fits more rounds, clients or pixels
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: the limits of file systems
 LARGEST_FILE = 2**20  # bytes of a config file
 EXAMPLE = "my.toml"
-DEEPEST = 8  # tables within tables: no method nests its hyperparameters deeper
+DEEPEST = 8  # levels of nested tables: no method nests its hyperparameters deeper
 
 
 def make_optimizer(of: Defaults) -> Optimizer:
@@ -39,10 +39,10 @@ OPTIMIZERS = {name: make_optimizer(each) for name, each in DEFAULTS.items()}  # 
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of a config file. A None is decided by the network or the dataset."""
+    """Every key of a config file. Where None is the default, the network or the dataset decides, unless said."""
 
     name: str = "run"
-    out: str | None = None  # the folder of the run; runs/NAME
+    out: str | None = None  # the folder of the run; None: runs/NAME
     methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")
     seeds: tuple[int, ...] = (0,)
     # the benchmark
@@ -56,15 +56,13 @@ class Config:
     frost: str | None = None
     train_fraction: float = 1.0  # of each client's training rows
     test_fraction: float = 1.0  # of its test rows
-    tests: tuple[str, ...] | None = None  # some of the test distributions; all
-    samples: int | None = None  # at most so many of each client's stream; all
+    tests: tuple[str, ...] | None = None  # the test distributions; None: all
+    samples: int | None = None  # at most this many per client and test; None: all
     # the network
     net: str = "cnn"
     width: int = 1
     head_layers: int = 1
-    standardize: bool = (
-        False  # images to mean 0 and deviation 1 per channel, as the authors' code does; else in [-1, 1]
-    )
+    standardize: bool = False  # pixels to mean 0, standard deviation 1 per channel, as the authors do; else to [-1, 1]
     # training
     rounds: int = 100
     participation: float = 1.0
@@ -78,14 +76,14 @@ class Config:
     momentum: float | None = None
     weight_decay: float | None = None
     # how it runs
-    engine: Literal["auto", "loop", "stack"] = "auto"  # stack on a GPU, loop on the CPU
-    device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
+    engine: Literal["auto", "loop", "stack"] = "auto"  # auto: stack on a GPU, loop on the CPU
+    device: str = "auto"  # cpu, cuda, or one GPU such as cuda:1; auto: a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
-    threads: int | None = None  # clients at a time on the CPU, one thread each; as many as there are cores
-    tolerate: Literal["stop", "skip"] = "stop"  # a client whose upload cannot be used ends the run, or is left out
+    threads: int | None = None  # clients at a time on the CPU, one thread each; None: one per core
+    tolerate: Literal["stop", "skip"] = "stop"  # after an unusable upload: stop the method, or skip the client
     checkpoint_seconds: float = 10.0
-    curve: tuple[int, ...] = ()  # rounds after which methods are tested, too: their learning curves
-    keep: tuple[int, ...] = ()  # rounds whose checkpoints stay, so that a run of so many rounds need not train
+    curve: tuple[int, ...] = ()  # earlier rounds after which methods are tested, for learning curves
+    keep: tuple[int, ...] = ()  # rounds whose checkpoints stay: a run of that many rounds needs no training
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -93,17 +91,17 @@ class Config:
         for name in ("methods", "seeds", "tests"):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) != len(values)):
-                raise InputError(f"{name} must name at least one, and each only once, but it is {_show(values)}.")
+                raise InputError(f"{name} must have at least one entry, each only once, but is {_show(values)}.")
         if len(set(self.keep)) != len(self.keep) or min(self.keep, default=1) < 1:
-            raise InputError(f"keep must name rounds from 1, and each only once, but it is {_show(self.keep)}.")
+            raise InputError(f"keep must name rounds from 1 on, without duplicates, but is {_show(self.keep)}.")
         if any(before >= after for before, after in pairwise((0, *self.curve, self.rounds))) and self.curve:
             raise InputError(
-                f"curve must name rounds from 1 to below the {self.rounds} of the run, in order, "
-                f"but it is {_show(self.curve)}."
+                f"curve must name rounds from 1 to below {self.rounds}, the last one, in increasing order, "
+                f"but is {_show(self.curve)}."
             )
         if self.name in (".", "..") or set(self.name) & {"/", "\\"}:
             raise InputError(
-                f"name must be the name of a folder and no path, but it is {quote(self.name)}; out=FOLDER says where."
+                f"name must be the name of a folder, not a path, but is {quote(self.name)}; use out=FOLDER for a path."
             )
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
@@ -111,11 +109,11 @@ class Config:
             raise InputError(f"threads must be from 1 to 1024, not {self.threads}.")
         if not (0 <= self.checkpoint_seconds < float("inf")):
             raise InputError(f"checkpoint_seconds must not be negative or infinite, but is {self.checkpoint_seconds}.")
-        _ = self.training, [self.settings(seed) for seed in self.seeds]  # refuse early what they refuse
+        _ = self.training, [self.settings(seed) for seed in self.seeds]  # these check their own values
         self._refuse_what_does_nothing()
 
     def _refuse_what_does_nothing(self) -> None:
-        """A setting that changes no number would be believed to have changed them."""
+        """Otherwise the user would believe that they had an effect."""
         if self.width != 1 and self.net in NETS and not takes_width(self.net):
             wide = ", ".join(name for name in NETS if takes_width(name))
             raise InputError(f"{self.net} has no width to set; leave width out, or use a network that has one: {wide}.")
@@ -144,13 +142,13 @@ class Config:
         return asdict(self)
 
     def measures_as(self, other: Config) -> bool:
-        """Whether both give the same results: they differ at most in where and how it runs."""
+        """Whether both give the same results: they differ at most in where and how they run."""
         how = {name: getattr(self, name) for name in ("name", "out", "threads", "checkpoint_seconds", "keep")}
         return replace(other, **how) == self
 
 
 def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
-    """A file's settings, changed by words such as `rounds=10` or `methods=fedthe,ditto`."""
+    """A file's settings, overridden by words such as `rounds=10` or `methods=fedthe,ditto`."""
     values: dict[str, Any] = {"name": path.stem} if path else {}
     if path:
         values |= _read_toml(path)
@@ -158,14 +156,14 @@ def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
 
 
 def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of words such as `rounds=10`, over those that are there."""
+    """`values`, overridden by words such as `rounds=10`."""
     values, before = dict(values or {}), ""
     for word in words:
         key, equals, value = word.partition("=")
         if not equals and (before.endswith(",") or word.startswith(",")):
             joined = f"{before} {word}".strip()
             raise InputError(
-                f"{quote(word)} stands apart from what is before it; write a list without spaces, "
+                f"{quote(word)} is separated from the list before it; write a list without spaces, "
                 f'or in quotes: {clean(joined.replace("=", "=" + chr(34), 1), 200)}".'
             )
         if not equals:
@@ -173,7 +171,7 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
         if key.startswith("hyper."):
             _put_hyper(values, key, _guess(value))
         else:
-            # natural=none is a word of its own: no shift; without it, whatever is at hand
+            # natural=none means no shift, while None means whatever is available
             values[key] = value if key == "natural" else _from_text(value, _hint(key))
         before = word
     return values
@@ -184,7 +182,7 @@ def make_config(values: Mapping[str, Any]) -> Config:
 
 
 def read_example() -> str:
-    """A config file to copy: it comes with the package, so that it is there wherever the command is."""
+    """A config file to copy, which comes with the package."""
     return resources.files(__package__).joinpath("quick.toml").read_text(encoding="utf-8")
 
 
@@ -195,11 +193,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # to read a pipe or a device may never end
-            raise InputError(f"{path} is no file, so no config can be read from it; name a TOML file.")
+        if not stat.S_ISREG(about.st_mode):  # reading a pipe or a device may never end
+            raise InputError(f"{path} is not a regular file; name a TOML file.")
         if about.st_size > LARGEST_FILE:
-            raise InputError(f"{path} has {about.st_size:,} bytes, which is no config; name a TOML file.")
-        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))  # editors on Windows begin with a mark
+            raise InputError(f"{path} has {about.st_size:,} bytes, too many for a config; name a TOML file.")
+        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))  # Windows editors add a byte order mark
     except FileNotFoundError:
         raise InputError(
             f"{path} does not exist; `fedthe run --example > {EXAMPLE}` writes one to start from."
@@ -209,10 +207,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {flatten(error, 200)}.") from None
     except RecursionError:
-        raise InputError(f"{path} nests its values too deep; a config is flat but for [hyper.METHOD].") from None
+        raise InputError(f"{path} nests its values too deep; a config is flat except for [hyper.METHOD].") from None
     except InputError:
         raise
-    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits
+    except ValueError as error:  # not UTF-8, or a number with thousands of digits
         raise InputError(f"{path} cannot be read ({flatten(error, 200)}).") from None
 
 
@@ -237,19 +235,19 @@ def _hint(key: str) -> Any:
 
 
 def _from_text(text: str, hint: Any) -> Any:
-    """A word of the command line as the kind of value that the setting takes."""
+    """A word of the command line as the type that the setting takes."""
     if _optional(hint) and text.lower() == "none":
         return None
     hint = _bare(hint)
     if typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        parts = [part.strip() for part in text.split(",")] if text else []  # curve= is none
+        parts = [part.strip() for part in text.split(",")] if text else []  # curve= is empty
         return [_from_text(part, kind) for part in parts]
     return text if hint is str else _guess(text)
 
 
 def _guess(text: str) -> Any:
-    for kind in (int, float) if text.isascii() else ():  # Python would also take digits of other scripts
+    for kind in (int, float) if text.isascii() else ():  # Python would also accept digits of other scripts
         try:
             return kind(text)
         except ValueError:
@@ -276,7 +274,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return value
     if origin is dict:
         if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
-            raise InputError(f"{key} must be tables by method, such as [hyper.fedthe], not {quote(value)}.")
+            raise InputError(f"{key} must hold a table per method, such as [hyper.fedthe], not {quote(value)}.")
         return {_check_text(key, method): _flatten(f"{key}.{method}", given) for method, given in value.items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if hint is str and key == "name" and is_number:
@@ -291,20 +289,20 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
 
 
 def _check_number(key: str, value: float, whole: bool = True) -> float:
-    """The number, if machines can count with it. A whole one stays whole, where the setting takes those."""
+    """The number, if it is finite and not too large. `whole`: integers stay integers."""
     if not whole and isinstance(value, int):
         value = float(value) if abs(value) < 10**300 else math.inf
     if isinstance(value, int):
         if abs(value) > LARGEST:
-            raise InputError(f"{key} is too large: whole numbers go up to {LARGEST}, but it is {quote(value, 40)}.")
+            raise InputError(f"{key} is too large: whole numbers go up to {LARGEST}, but this is {quote(value, 40)}.")
         return value
     if not math.isfinite(value):
         raise InputError(f"{key} must be a finite number, not {value}.")
-    return value + 0.0  # so that -0.0, which other files would be filed under, is 0.0
+    return value + 0.0  # turns -0.0, which would have another hash, into 0.0
 
 
 def _check_text(key: str, value: Any) -> str:
-    """The text, if it can be shown and be a path."""
+    """The text, if it is printable and short enough for a path."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{key} must not be empty; leave it out for its default.")
     if not is_plain(value):
@@ -332,7 +330,7 @@ def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[s
     return flat
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def _optional(hint: Any) -> bool:

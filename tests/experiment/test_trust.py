@@ -115,7 +115,7 @@ def test_one_cached_copy_over_another_is_made_again(home):
         store.cached("corrupted", key, lambda key=key: {"images": np.full(5, ord(key[0]))})
     a, b = sorted((home / "cache").iterdir())
     shutil.copyfile(b, a)
-    with pytest.warns(UserWarning, match="under another name. It is made again"):
+    with pytest.warns(UserWarning, match="under another name. It is computed again"):
         again = store.cached("corrupted", "a" * 40, lambda: {"images": np.full(5, ord("a"))})
     assert again["images"].tolist() == [97] * 5
 

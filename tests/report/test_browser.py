@@ -76,7 +76,7 @@ def look_for_violations(page):
 def test_the_demo_ends_with_a_page_that_shows_its_clients(browser, fedthe, tmp_path, monkeypatch):
     """From the command to the browser: real clients, heads, curves and examples."""
     small = {"rounds": 2, "curve": [1], "samples": 4, "clients": 4, "batch": 256, "methods": ["fedavg_ft", "fedthe"]}
-    monkeypatch.setattr(cli, "DEMO", cli.DEMO | small)
+    monkeypatch.setattr(cli.run, "DEMO", cli.run.DEMO | small)
     fedthe("demo", "-o", tmp_path / "demo")
     rows = [json.loads(line) for line in (tmp_path / "demo" / "results.jsonl").read_text().splitlines()]
     with open_file(browser, tmp_path / "demo" / "report.html") as page:

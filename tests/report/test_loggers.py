@@ -101,7 +101,7 @@ def test_tensorboard_stays_in_its_folder(tmp_path, name):
 
 def test_tensorboard_where_nothing_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write below"):
+    with pytest.raises(InputError, match="cannot write in"):
         write_tensorboard(make_page(clients=2, seeds=(0,)), tmp_path / "file")
 
 
@@ -298,7 +298,7 @@ def test_mlflow_files_that_are_no_database(tmp_path):
     (tmp_path / "text.db").write_text("this is not a database, and it is longer than a header\n" * 20)
     assert "is not a writable database" in refuse(f"sqlite:///{tmp_path}/text.db")
     assert "is not a writable database" in refuse(f"sqlite:///{tmp_path}")
-    assert "cannot write below" in refuse(f"sqlite:///{tmp_path}/text.db/x.db")
+    assert "cannot write in" in refuse(f"sqlite:///{tmp_path}/text.db/x.db")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import fedthe as package
-from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Machine
+from fedthe.bench.lab import ANSWER_MEMO, ROUND_STACKED
+from fedthe.bench.machine import Ceilings, Machine
+from fedthe.bench.result import Bench, Line
 from fedthe.data import load_dataset
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
@@ -276,7 +278,7 @@ def test_all_tables_that_have_a_method_and_whose_data_is_there(fedthe, data, tmp
     with pytest.raises(InputError, match="no table has a row 'fedte'; did you mean fedthe"):
         pick_tables(["fedte"])
     said = fedthe("table", "--all", "--methods", "ablation_11")
-    assert said.err == "fedthe: ablation is left out, for cifar10 is not at hand.\n"
+    assert said.err == "fedthe: skipping ablation: cifar10 is not available.\n"
     words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
     said = fedthe("table", "--all", *words, "--rounds", "1", "--seeds", "0", "--methods", "gma", "--save", "r")
     tables = ("main-dir0.1", "main-dir1", "main-dir10")
@@ -289,7 +291,7 @@ def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [f"{key}={value}" for key, value in (data | SMALL).items() if key != "seeds"]
     said = fedthe("figure", "weights", *words, "seeds=0")
-    assert said.out == "figures/weights.png, and its numbers beside it\n"
+    assert said.out == "written to figures/weights.png, with its numbers in weights.json\n"
     first = (tmp_path / "figures/weights.png").read_bytes()
     (tmp_path / "figures/weights.png").unlink()
     fedthe("figure", "weights", "--redraw")
@@ -346,7 +348,7 @@ def test_a_remembered_bench_decides_what_takes_long(home, monkeypatch):
     machine = ask.describe_machine(torch.device("cpu"))
     guessed = ask.find_bench("cpu")
     fast = replace(guessed, machine=machine, rows=tuple(replace(row, value=1e-6) for row in guessed.rows))
-    write_json(ask.remembered(machine), fast.as_dict())
+    write_json(ask.find_baseline(machine), fast.as_dict())
     assert [row.value for row in ask.find_bench("cpu").rows] == [1e-6] * len(guessed.rows)
-    ask.remembered(machine).write_text("{}")
+    ask.find_baseline(machine).write_text("{}")
     assert ask.find_bench("cpu") == guessed

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import Header, read_headers, show_path
-from ..store import read_npz
+from ..foreign import Header, read_headers, read_npz, show_path
 from ..text import flatten
 from .folder import fit_images
 from .pool import Dataset, Pool

@@ -119,7 +119,7 @@ class Method:
     @property
     def training(self) -> Method:
         """All that federated training depends on: methods with equal ones are trained once."""
-        keeps = self.personal.keep(self.net, self.net.init(0))
+        keeps = self.personal.keep(self.net, self.net.zeros())
         return replace(self, personal=self.personal if keeps else Personal(), predictor=Forward())
 
     @property
@@ -136,7 +136,7 @@ class Method:
 
     def check(self) -> None:
         """Refuse, before any work, a predictor that does not fit the rest."""
-        shared, averages, mine = self.start(self.net.init(0))
+        shared, averages, mine = self.start(self.net.zeros())
         deployed = {*shared, *averages, *mine["rounds"], *mine["personal"]}
         missing = [name for name in self.predictor.needs if name not in deployed]
         if missing:

@@ -93,6 +93,10 @@ class Net(ABC):
         """{"body": ..., "head": ...}; each parameter is keyed by its name, so it does not depend on the others."""
         return unflatten({name: start.draw(rng.key(seed, "init", name)) for name, start in self.starts().items()})
 
+    def zeros(self) -> Tree:
+        """Parameters of zeros, to see what a method makes of them."""
+        return unflatten({name: torch.zeros(start.shape) for name, start in self.starts().items()})
+
     def starts(self) -> dict[str, Start]:
         """How every parameter starts, by dotted name."""
         body = {f"body.{name}": start for name, start in self.body_starts().items()}

@@ -1,4 +1,4 @@
-"""What tables would cost, before anything runs: trainings that they share are counted once."""
+"""What tables would cost, before anything runs. Shared trainings count once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..bench import ANSWER_MEMO, FULL, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
+from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
+from ..bench.result import Bench
+from ..bench.workload import FULL
 from ..config import Config
 from ..data import load_dataset
 from ..engine.server import count_sampled
@@ -20,9 +22,9 @@ from ..store import content_hash
 from .figures.probing import MODES, PRETRAIN_EPOCHS
 from .tables import Table, plan_cases
 
-POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; the second is rounded
-SPLIT = 0.6, 0.2  # of a client's rows: for training, and for testing
-TESTS = 6  # where a run asks for all: an upper bound, for natural shifts and mixtures are smaller
+POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; rounded for imagenet32
+SPLIT = 0.6, 0.2  # shares of a client's rows for training and for testing
+TESTS = 6  # if a run asks for all: an upper bound, as natural shifts and mixtures are smaller
 ROUNDS = {"cnn": ROUND_STACKED, "resnet20_gn": ROUND_RESNET, "cct4": ROUND_CCT}
 IMAGES_OF_ROUND = FULL.clients * FULL.train * (Training.local_epochs + Training.personal_epochs)  # of the bench's round
 
@@ -33,7 +35,7 @@ class Bill:
     rounds: int = 0
     images: float = 0  # visited in training
     samples: float = 0  # answered
-    seconds: float | None = 0  # on this machine; None where it was not measured
+    seconds: float | None = 0  # on this machine; None if its speed was not measured
 
     def __add__(self, other: Bill) -> Bill:
         timed = self.seconds is not None and other.seconds is not None
@@ -42,7 +44,7 @@ class Bill:
 
 
 def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | None, **settings: Any) -> dict[str, Bill]:
-    """By table: what it adds to those before it."""
+    """By table, what it adds to the tables before it."""
     paid: set[str] = set()
     bills = {}
     for table, methods in tables:
@@ -54,7 +56,7 @@ def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | No
 
 
 def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[Bill]:
-    """Every training and every method's answers of a run, unless paid for, by what they depend on; then they are."""
+    """The trainings and answers of a run whose hashes are not in `paid` yet; adds them."""
     rows, classes = _measure_pool(config)
     methods = make_methods(config, classes, 3, 32)
     data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
@@ -75,7 +77,7 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
 
 
 def _measure_pool(config: Config) -> tuple[int, int]:
-    """How many images and classes; those of the paper are known before they are at hand."""
+    """The number of images and classes; the paper's datasets need not be there."""
     if config.dataset in POOLS:
         return POOLS[config.dataset]
     pool = load_dataset(config.dataset, natural="none", size=config.size).pool
@@ -90,7 +92,7 @@ def bill_training(config: Config, rows: int, bench: Bench | None, trains: bool) 
 
 
 def bill_pretraining(config: Config, bench: Bench | None) -> Bill:
-    """What the study of probing costs: half of the classes to pre-train on, half for three ways of fine-tuning."""
+    """The probing study: pre-training on half of the classes, and three ways of fine-tuning on the other half."""
     rows, _ = _measure_pool(config)
     tuning = len(MODES) * SPLIT[0] * config.train_fraction * config.personal_epochs
     images = len(config.seeds) * rows / 2 * (PRETRAIN_EPOCHS + tuning)
@@ -116,12 +118,12 @@ def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None)
 
 
 def _count_passes(predictor: Predictor) -> int:
-    """Of one sample, a backward pass being worth two forward ones."""
+    """Forward passes per sample; a backward pass counts as two."""
     forward, backward = predictor.passes
     return forward + 2 * backward
 
 
 def _find(bench: Bench | None, *names: str) -> float | None:
-    """The first of some rows that was measured."""
+    """The value of the first of these rows that has one."""
     values = {row.name: row.value for row in bench.rows} if bench else {}
     return next((values[name] for name in names if values.get(name) is not None), None)
