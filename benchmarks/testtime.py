@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from fedthe import store
-from fedthe.engine.evaluate import answer_stream
-from fedthe.methods.base import Method
-from fedthe.methods.fedthe import FedTHE, FedTHEPlus
+from fedthe.engine.evaluate import answer_stream, make_samples
+from fedthe.methods import METHODS, compose
 from fedthe.methods.head_ensemble import head_ensemble
 from fedthe.methods.memo import Memo
+from fedthe.methods.two_heads import heads as split_heads
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard, scale
 
@@ -90,16 +90,20 @@ def main() -> None:
     rows = torch.from_numpy(images[:50])
     real, some = torch.ones(50, dtype=torch.bool), torch.from_numpy(labels[:50])
     shard = Shard(rows, some, real, torch.ones(10), rows, some, real)
-    method, plus, memo = FedTHE(net), FedTHEPlus(net), Method(net, Memo(views=16))
-    _, mine = method.init(net.init(0))
-    mine |= {"personal": net.init(1)["head"], "descriptor": torch.rand(64), "own_descriptor": torch.rand(64)}
+    method, plus, memo = (compose(net, each) for each in (METHODS["fedthe"], METHODS["fedthe_plus"], Memo(views=16)))
+    mine = net.init(0) | {
+        "personal": net.init(1)["head"],
+        "descriptor": torch.rand(64),
+        "own_descriptor": torch.rand(64),
+    }
 
     x = scale(torch.from_numpy(images))
     with torch.no_grad():
         forward = measure(lambda: net.logits(mine, x), 9)
         state = method.predictor.start(method, mine, shard)
-        ensemble = measure(lambda: method.predictor.stream(method, mine, state, x, None), 9)
-        h, of_global, of_local = method.heads(mine, x)
+        samples = make_samples(method, torch.from_numpy(images), (0,))
+        ensemble = measure(lambda: method.answer(mine, state, samples), 9)
+        h, of_global, of_local = split_heads(net, mine, x)
         descriptors = (mine["descriptor"], mine["own_descriptor"])
         heads = measure(lambda: head_ensemble(h, of_global, of_local, *descriptors), 9)
     part = (h[:LITERAL], of_global[:LITERAL], of_local[:LITERAL])
