@@ -19,7 +19,7 @@ from fedthe.bench.text import as_text, format_time
 from fedthe.bench.workload import FULL, SMALL, SMALL_QUICK, Sizes, draw_params, make_federation, pick_sizes
 from fedthe.engine.visit import Training
 from fedthe.errors import InputError
-from fedthe.methods.fedthe import FedTHE, FedTHEPlus, TwoHeads
+from fedthe.methods import METHODS, compose
 from fedthe.nets import CNN, NETS
 from fedthe.progress.events import listening
 
@@ -71,7 +71,7 @@ def make_bench(*values, names=("a", "b", "c"), **more):
 
 def test_a_round_needs_what_is_counted_by_hand():
     settings = Training(local_epochs=5, personal_epochs=1, batch=4)
-    need = need_of_round(TwoHeads(CNN(10)), settings, clients=3, train=10)
+    need = need_of_round(compose(CNN(10), METHODS["fedthe"]).training, settings, clients=3, train=10)
     forward = BODY + HEAD
     # backward: each layer's weights and its input, but for the first layer's input, which are pixels
     local = 2 * (forward + 2 * forward - CONV1)
@@ -83,11 +83,11 @@ def test_a_round_needs_what_is_counted_by_hand():
 
 
 def test_an_answer_needs_what_is_counted_by_hand():
-    plain = need_of_answer(FedTHE(CNN(10)), samples_of_client=100)
+    plain = need_of_answer(compose(CNN(10), METHODS["fedthe"]), samples_of_client=100)
     assert plain.flops == 2 * (BODY + 2 * HEAD)
     deployed = PARAMS + HEAD + 2 * 64  # a second head, and two descriptors
     assert plain.bytes == 32 * 32 * 3 + 4 * deployed / 100
-    tuned = need_of_answer(FedTHEPlus(CNN(10)), samples_of_client=100)
+    tuned = need_of_answer(compose(CNN(10), METHODS["fedthe_plus"]), samples_of_client=100)
     forward = BODY + 2 * HEAD
     assert tuned.flops == plain.flops + 2 * (3 * 16 * (3 * forward - CONV1) + forward)
 
