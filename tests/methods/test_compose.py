@@ -169,7 +169,9 @@ def test_names_that_differ_do_not_clash():
 def test_a_part_that_is_both_keeps_the_same_leaves_once():
     method = compose(NET, Ditto())
     method.check()
-    assert method.start(NET.init(0)).mine.keys() == {"body", "head"}
+    mine = method.start(NET.init(0)).mine
+    assert mine["rounds"] == {}
+    assert mine["personal"].keys() == {"body", "head"}
 
 
 # equality

@@ -126,21 +126,24 @@ def test_personal_state_never_leaves_and_nothing_is_changed_in_place(name):
     for k, shard in enumerate(shards):
         mine, rows = begun.clients[k], [part.clone() for part in shard]
         held, fits = copy(mine), make_fits(visit, 0, k, shard)
-        made = method.personal.personalize(fits.personal, shared | averages, mine, shard)
+        of_rounds, own = mine.get("rounds", {}), mine.get("personal", {})
+        made = method.personal.personalize(fits.personal, shared | averages, own, shard)
         assert same(mine, held)
-        kept = mine | {leaf: made.params[leaf] for leaf in mine.keys() & made.params.keys()}
-        was = copy(kept)
-        local = method.rounds.local(fits.local, shared, kept, shard)
-        assert same(kept, was)
+        own = own | {leaf: made.params[leaf] for leaf in own.keys() & made.params.keys()}
+        was = copy(own)
+        local = method.rounds.local(fits.local, shared, own if method.is_one_part else of_rounds, shard)
+        assert same(own, was)
+        assert same(mine, held)
+        assert not local.mine  # of the package's methods; those of test_stateful_rounds.py do otherwise
         assert all(torch.equal(part, row) for part, row in zip(shard, rows, strict=True))
         worked = work((method,), fits, shared, [Received(averages, mine)], shard)
         assert same(worked.upload, local.params)
-        assert same(worked.kept[0], kept | local.mine)
-        assert worked.kept[0].keys() == mine.keys()
+        assert same(worked.kept[0], {"rounds": of_rounds, "personal": own})
+        assert tree.flatten(worked.kept[0]).keys() == tree.flatten(mine).keys()
         assert worked.averages[0].keys() == method.personal.averages.keys()
         assert tree.flatten(local.params).keys() == keys
         assert {"personal", "alpha", "own_descriptor"}.isdisjoint(local.params)
-        for secret, leaf in tree.flatten(kept | made.params).items():
+        for secret, leaf in tree.flatten(of_rounds | own | made.params).items():
             assert not any(torch.equal(leaf, sent) for sent in tree.flatten(local.params).values()), secret
         uploads.append(local.params)
     stacked = tree.stack(uploads)

@@ -50,7 +50,7 @@ def draw(*shape, seed=0, dtype=torch.float32):
 def make_mine(method, seed=0, dtype=torch.float32):
     """Parameters with opinions: a start, louder, noise where it is zero, heads that noise does not always please."""
     shared, averages, mine = method.start(method.net.init(seed))
-    mine = shared | averages | mine
+    mine = shared | averages | mine["rounds"] | mine["personal"]
     draws = torch.Generator().manual_seed(seed)
     mine = tree.map_leaves(lambda leaf: 3 * leaf + 0.05 * torch.randn(leaf.shape, generator=draws), mine)
     usual = F.normalize(method.net.features(mine["body"], draw(50, 1, 16, 16, seed=9)).mean(0), dim=0)
@@ -379,7 +379,7 @@ def test_ttt_learns_on_while_memo_forgets():
 def test_ttt_trains_both_tasks():
     method, shard = compose(NET, TTT()), make_shard(n=40)
     shared, _, mine = method.start(NET.init(0))
-    upload = method.rounds.local(make_fit(shard), shared, mine, shard).params
+    upload = method.rounds.local(make_fit(shard), shared, {}, shard).params
     assert upload.keys() == shared.keys() == {"body", "head", "rotation"}
     upright = make_images(40) // 8 + (torch.arange(16)[:, None, None] * 14).byte()  # brighter below
     shard = shard._replace(images=upright)

@@ -60,8 +60,8 @@ def tiny_fit(shard, phase="personal", **settings) -> LoopFit:
 
 
 def personalize(method: Method, fit: LoopFit, shared, mine):
-    """What a client deploys that received `shared` and keeps `mine`."""
-    return shared | deploy_one(method, fit, shared, Received({}, mine), fit.shard)[0]
+    """What a client deploys that received `shared` and keeps `mine` for its personal part."""
+    return shared | deploy_one(method, fit, shared, Received({}, {"personal": mine}), fit.shard)[0]
 
 
 def upload(method: Method, fit: LoopFit, shared, mine):
@@ -101,7 +101,8 @@ def begin(method: Method):
     """Shared and personal state in the middle of training: not equal, not as they started."""
     shared, averages, mine = method.start(method.net.init(0))
     assert not averages
-    mine = draw(mine, 2, 0.02)
+    assert not mine["rounds"]
+    mine = draw(mine["personal"], 2, 0.02)
     if "alpha" in mine:
         mine["alpha"] = torch.tensor(0.3)
     return draw(shared, 1, 0.02), mine
@@ -192,7 +193,7 @@ def test_apfl(lr):
 def test_apfl_keeps_alpha_while_both_models_are_equal():
     method = compose(NET, APFL(alpha=0.7))
     shared, _, mine = method.start(NET.init(0))
-    got = personalize(method, make_fit(make_shard()), shared, mine)
+    got = personalize(method, make_fit(make_shard()), shared, mine["personal"])
     assert float(got["alpha"]) == pytest.approx(0.7)
     assert differ(got["personal"], shared)
 
@@ -210,9 +211,9 @@ def test_apfl_deploys_the_mixture():
 def test_fedrep():
     method, shard, params = compose(TINY, FedRep()), make_shard(size=5), draw(tiny_params(), 1)
     shared, _, mine = method.start(params)
-    assert mine.keys() == {"head"}  # no body of the round before
+    assert mine["personal"].keys() == {"head"}  # no body of the round before
     personal, local = tiny_fit(shard), tiny_fit(shard, "local")
-    mine = personalize(method, personal, shared, mine)
+    mine = personalize(method, personal, shared, mine["personal"])
     sent = upload(method, local, shared, {"head": mine["head"]})
     head, body = oracles.fedrep_round(*leaves(params), list_batches(personal), list_batches(local), LR, DECAY)
     assert_near([mine["head"]["out"], sent["body"]["w"]], [head, body])
@@ -260,8 +261,8 @@ def test_fedrod():
 def test_fedrod_starts_as_the_generic_model_and_learns(head_layers):
     net = replace(NET, head_layers=head_layers)
     method, shard = compose(net, (BALANCED, FedRoD())), make_shard()
-    shared, _, mine = method.start(net.init(0))
-    x = scale(shard.images)
+    shared, _, kept = method.start(net.init(0))
+    x, mine = scale(shard.images), kept["personal"]
     assert torch.equal(method.logits(shared | mine, x), net.logits(shared, x))
     got = personalize(method, make_fit(shard, net=net), shared, mine)
     assert not any(torch.equal(got["personal"][name], mine["personal"][name]) for name in mine["personal"])
@@ -575,7 +576,7 @@ def test_deployed_clients_fit_their_own_rows(case):
         return float(torch.stack(losses).mean())
 
     shared, _, mine = case.start(NET.init(0))
-    assert mean_loss(deployed) < mean_loss([shared | mine] * 3)
+    assert mean_loss(deployed) < mean_loss([shared | mine["personal"]] * 3)
 
 
 @pytest.mark.parametrize(
