@@ -256,7 +256,7 @@ class Walker:
         self._step = step
         self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)
         self.state = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), state)
-        self._columns = [torch.zeros_like(column, memory_format=torch.contiguous_format) for column in columns]
+        self._columns = [torch.zeros_like(column) for column in columns]  # in their order of memory, as in the loop
         self.seen = torch.zeros(seen, device=columns[0].device)  # views [streams, window, steps, views, h, w, c]
         self._answers: dict[str, Tensor] = {}
         self.load(mine, state)
