@@ -16,7 +16,7 @@ from fedthe.engine import stack, stacked_answers, stacked_fit
 from fedthe.engine.fit import LoopFit, Optimizer, cut_batches_plainly, draw_cuts
 from fedthe.engine.loop import Loop
 from fedthe.engine.pick import pick_engine
-from fedthe.engine.program import Programs
+from fedthe.engine.program import Programs, name_function
 from fedthe.engine.server import Diverged
 from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack, plan_chunks_of_few_sizes, plan_even_chunks
@@ -644,6 +644,242 @@ def test_programs_that_are_tried_out_are_not_kept_and_others_stay():
     assert programs.get("once", object) is not once
     programs.clear()
     assert not programs.are_kept
+
+
+@dataclass(frozen=True)
+class Windowed(Predictor):
+    """Answers by the mean colour of a window, of all before it, and of the samples' views."""
+
+    size: int = 3
+    sees: int = 0  # views of each sample
+
+    def start(self, method, mine, shard):
+        return {"seen": torch.zeros(()), "total": torch.zeros(3)}
+
+    def answer(self, method, mine, state, samples):
+        x = samples.x
+        total = state["total"] + x.mean((2, 3)).sum(0)
+        after = {"total": total, "seen": state["seen"] + len(x)}  # in another order
+        info = {"before": state["seen"].expand(len(x)), "window": torch.full((len(x),), float(len(x)))}
+        if self.sees:
+            info["views"] = samples.views(torch.arange(len(x))).mean((1, 2, 3, 4, 5))
+            info["last view"] = samples.views(torch.tensor([len(x) - 1])).mean().expand(len(x))
+        logits = method.logits(mine, x) + x.mean((0, 2, 3)) + total / after["seen"]
+        return Answers(logits, info | {"logit": logits[:, 0]}), after
+
+    @property
+    def window(self):
+        return self.size
+
+    @property
+    def augments(self):
+        return (1, self.sees) if self.sees else (0, 0)
+
+
+@pytest.mark.parametrize("predictor", [Windowed(3), Windowed(4, sees=2), Windowed(100), Windowed(1, sees=1)])
+def test_windows_are_answered_as_in_the_loop_in_any_chunks(predictor):
+    lengths = (7, 7, 5, 2, 3, 7, 1, 8)
+    alone, *others = (
+        answer_streams(engine, predictor, *lengths) for engine in (Loop(), Stack(), Stack(rows=2), Stack(rows=1))
+    )
+    size = predictor.size
+    for answers in (alone, *others):
+        for n, each in zip(lengths, answers, strict=True):
+            firsts = [i // size * size for i in range(n)]
+            assert each.info["before"].tolist() == firsts
+            assert each.info["window"].tolist() == [min(first + size, n) - first for first in firsts]
+    for other in others:
+        for a, b in zip(alone, other, strict=True):
+            assert np.array_equal(a.classes, b.classes)
+            assert a.info.keys() == b.info.keys()
+            assert all(np.allclose(a.info[name], b.info[name], atol=1e-5) for name in a.info)
+    for other in others[1:]:
+        for a, b in zip(others[0], other, strict=True):
+            assert all(np.array_equal(a.info[name], b.info[name]) for name in a.info)
+
+
+def watch_walkers(monkeypatch):
+    """The streams and samples of every walker, by whether it was only tried out."""
+    tried, kept, build = [], [], stacked_answers.Walker.__init__
+
+    def made(self, step, mine, state, columns, seen, programs):
+        (kept if programs.captures else tried).append(tuple(columns[0].shape[:2]))
+        build(self, step, mine, state, columns, seen, programs)
+
+    monkeypatch.setattr(stacked_answers.Walker, "__init__", made)
+    return tried, kept
+
+
+def test_a_whole_window_is_tried_to_see_how_much_memory_it_takes(monkeypatch):
+    tried, kept = watch_walkers(monkeypatch)
+    answer_streams(Stack(), Windowed(4, sees=2), 10, 10, 10)
+    assert tried == [(1, 4)]
+    assert kept == [(3, 4), (3, 2)]
+    tried.clear()
+    answer_streams(Stack(), Windowed(4), 3, 3)
+    assert tried == [(1, 3)]
+
+
+def test_streams_of_one_length_share_their_walkers(monkeypatch):
+    """Where programs are kept, as on a GPU."""
+    _, kept = watch_walkers(monkeypatch)
+    engine = Stack()
+    engine._workshop._walkers._most = 8
+    for _ in range(2):
+        answer_streams(engine, Windowed(4), 10, 6, 10, 6)
+    assert kept == [(2, 4), (2, 2)]
+
+
+@dataclass(frozen=True)
+class Plain(Predictor):
+    """Each sample alone, without views."""
+
+    window = None
+
+    def answer(self, method, mine, state, samples):
+        return Answers(samples.each(self.one, method, mine, samples.x)), state
+
+    def one(self, method, mine, views, x):
+        assert views.numel() == 0
+        return method.logits(mine, x)
+
+
+@pytest.mark.parametrize("predictor", [Plain(), Memo(steps=0), Memo(views=2, steps=1)])
+def test_samples_are_tuned_with_views_or_without(predictor):
+    alone, *others = (answer_streams(engine, predictor, 7, 3, 5) for engine in (Loop(), Stack(), Stack(rows=2)))
+    for other in others:
+        for a, b in zip(alone, other, strict=True):
+            assert np.array_equal(a.classes, b.classes)
+
+
+@dataclass(frozen=True)
+class Grows(Predictor):
+    """Its state is longer after a sample than before."""
+
+    def start(self, method, mine, shard):
+        return {"seen": torch.zeros(1)}
+
+    def answer(self, method, mine, state, samples):
+        return Answers(method.logits(mine, samples.x)), {"seen": torch.zeros(2)}
+
+
+def test_a_state_that_grows_is_refused():
+    with pytest.raises(InputError, match="a predictor must return a state with the leaves, shapes and dtypes"):
+        answer_streams(Stack(), Grows(), 3)
+
+
+def test_data_of_different_runs_are_kept_apart():
+    """Stacked shards are kept under the names of their runs: the same name is the same data, another one is not."""
+    method, engine = compose(NET, TWO_HEADS), Stack()
+    runs = [Run(0, run_of(seed).shards) for seed in (0, 1)]  # the same seed, other data
+    assert runs[0].name != runs[1].name
+    begun = start(method, CLIENTS, 0)
+    for _ in range(2):
+        found = [train_one_round(method, [run], SETTINGS, [begun], engine)[0] for run in runs]
+        for run, each in zip(runs, found, strict=True):
+            (alone,) = train_one_round(method, [run], SETTINGS, [begun], Stack())
+            assert differ(each, alone) == 0
+    assert not same(found[0].server.shared, found[1].server.shared)
+
+
+def test_data_are_stacked_once_for_all_rounds(monkeypatch):
+    stacked, whole = [], stack.stack_shards
+    monkeypatch.setattr(
+        stack, "stack_shards", lambda shards, *more: stacked.append(len(shards)) or whole(shards, *more)
+    )
+    method, engine, run = compose(NET, TWO_HEADS), Stack(), run_of()
+    train_side_by_side(method, [run], replace(SETTINGS, rounds=4), [start(method, CLIENTS, 0)], engine)
+    assert stacked == [1, CLIENTS]  # one row, to see how much memory it takes
+    train_side_by_side(method, [run], SETTINGS, [start(method, CLIENTS, 0)], engine)
+    assert stacked == [1, CLIENTS]
+    engine.release()
+    train_side_by_side(method, [run], SETTINGS, [start(method, CLIENTS, 0)], engine)
+    assert stacked == [1, CLIENTS, CLIENTS]
+
+
+class Unnamed(FedAvg):
+    """A subclass that is no dataclass of its own, with another loss."""
+
+    def loss(self, net, params, given, batch):
+        return 2 * super().loss(net, params, given, batch)
+
+
+def test_functions_are_named_by_what_they_do():
+    assert name_function(FedAvg().loss) == name_function(FedAvg().loss)
+    assert hash(name_function(FedAvg().loss)) == hash(name_function(FedAvg().loss))
+    assert FedAvg().loss != FedAvg(balanced=True).loss
+    others = [FedAvg(balanced=True).loss, Ditto().loss, Ditto(2.0).loss, Ditto().pulled_loss, Unnamed().loss]
+    names = [name_function(fn) for fn in (FedAvg().loss, *others, make_pool, Rounds.loss)]
+    assert len(set(names)) == len(names)
+
+
+def test_equal_losses_of_equal_parts_share_one_program_over_all_rounds(monkeypatch):
+    built, engine, settings = watch_programs(monkeypatch), Stack(), replace(SETTINGS, rounds=3)
+
+    def train(*recipes):
+        """With parts made anew."""
+        methods = [compose(NET, recipe) for recipe in recipes]
+        begun = [start(method, CLIENTS, 0) for method in methods]
+        ((*done,),) = train_together(methods, [run_of()], settings, [begun], engine)
+        assert not any(isinstance(each, Failed) for each in done)
+        return done
+
+    def count(*recipes):
+        before = len(built)
+        train(*recipes)
+        return len(built) - before
+
+    assert count((FedAvg(True), TwoHeads())) == 2  # the personal head and the network
+    assert count((FedAvg(True), TwoHeads()), FedAvg(True)) == 0
+    assert count((FedAvg(True), TwoHeads()), (FedAvg(True), TwoHeads(balanced_personal=True))) == 1
+    assert count(FedAvg()) == 1
+    before = len(built)
+    method = compose(NET, FineTune())
+    deploy_some(method, run_of(), SETTINGS, start(method, CLIENTS, 0), engine, range(CLIENTS))
+    assert len(built) == before  # trains the same network by the same loss as FedAvg
+    assert count(Ditto()) == 2
+    engine.release()
+    assert (
+        count(
+            Ditto(),
+        )
+        == 2
+    )
+    assert count(Ditto(lam=2.0)) == 2
+    assert count(Ditto(lam=2.0)) == 0
+
+
+@pytest.mark.parametrize("recipes", [(Ditto(), Ditto(lam=30.0)), (FedAvg(), Unnamed(), FedAvg(True))])
+def test_programs_of_other_hyperparameters_are_not_taken_for_each_other(recipes):
+    engine, found = Stack(), []
+    for recipe in recipes * 2:
+        method = compose(NET, recipe)
+        (reached,) = train_side_by_side(method, [run_of()], SETTINGS, [start(method, CLIENTS, 0)], engine)
+        assert differ(reached, trained(recipe, "stack")[0]) == 0
+        found.append(reached)
+    assert all(differ(found[0], other) > 0 for other in found[1 : len(recipes)])
+
+
+@dataclass(frozen=True)
+class InPlace(Personal):
+    """Deploys a head that it changed in place."""
+
+    def personalize(self, fit, shared, mine, shard):
+        shared["head"]["out"].mul_(2)
+        return Fitted({"head": shared["head"]})
+
+
+def test_a_method_that_writes_into_what_it_deploys_does_not_change_the_training():
+    method, run = compose(NET, InPlace()), run_of()
+    begun = start(method, CLIENTS, 0)
+    before = tree.map_leaves(torch.clone, begun.server.shared)
+    for engine in (Stack(), Stack(rows=1)):
+        deployed = deploy_some(method, run, SETTINGS, begun, engine, range(CLIENTS))
+        assert same(begun.server.shared, before)
+        assert same(tree.take(deployed["head"], 2), tree.map_leaves(lambda leaf: 2 * leaf, before["head"]))
+    with pytest.raises(Failed, match=r"changes head\.out of the shared model in place"):
+        deploy_some(method, run, SETTINGS, begun, Loop(), range(CLIENTS))
+    assert same(begun.server.shared, before)
 
 
 @pytest.mark.parametrize("name", ["fedrep", "fedthe", "ditto"])
