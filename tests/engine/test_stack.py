@@ -730,6 +730,16 @@ def test_streams_of_one_length_share_their_walkers(monkeypatch):
     assert kept == [(2, 4), (2, 2)]
 
 
+def test_a_window_on_a_device_needs_no_tensor_from_the_host_to_find_its_views(monkeypatch):
+    """Which a GPU's graph cannot take. The meta device stands for a GPU."""
+    asked = []
+    monkeypatch.setattr(Windowed, "answer", lambda self, method, mine, state, samples: asked.append(samples))
+    views = torch.empty(4, 1, 2, 3, 16, 16, device="meta")
+    Windowed(4, sees=2).answer_given(compose(NET, FedAvg()), {}, {}, views, torch.empty(4, 3, 16, 16, device="meta"))
+    monkeypatch.setattr(torch.Tensor, "to", None)
+    assert asked[0].views(torch.tensor([2, 0, 1])).shape == (3, 1, 2, 3, 16, 16)
+
+
 @dataclass(frozen=True)
 class Plain(Predictor):
     """Each sample alone, without views."""
@@ -795,6 +805,21 @@ def test_data_are_stacked_once_for_all_rounds(monkeypatch):
     engine.release()
     train_side_by_side(method, [run], SETTINGS, [start(method, CLIENTS, 0)], engine)
     assert stacked == [1, CLIENTS, CLIENTS]
+
+
+@dataclass(frozen=True)
+class Means(Rounds):
+    """Its loss is a mean already."""
+
+    def loss(self, net, params, given, batch):
+        return super().loss(net, params, given, batch).mean()
+
+
+def test_a_loss_that_is_not_one_number_per_sample_is_refused():
+    method = compose(NET, Means())
+    for engine in (Loop(), Stack()):
+        (result,) = train_side_by_side(method, [run_of()], SETTINGS, [start(method, CLIENTS, 0)], engine)
+        assert str(result) == "a loss must give one number per sample, but it gave [] for a batch of 16."
 
 
 class Unnamed(FedAvg):

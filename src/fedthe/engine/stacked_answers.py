@@ -104,8 +104,9 @@ class Workshop:
             if first == 0 or count < window:  # a last window that is shorter is another program
                 walker = self._get_walker(step, method, mine, state, parts, (len(row), count, *views.shape))
                 walker.load(mine, state)
-            positions = first + torch.arange(count, device=row.device).expand(len(row), count)
-            views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), walker.seen.flatten(0, 1))
+            if walker.seen.numel():
+                positions = first + torch.arange(count, device=row.device).expand(len(row), count)
+                views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), walker.seen.flatten(0, 1))
             answers.append(walker(parts))
             state = walker.state
         answers += [_take_last(answers[-1])] * (n - end)

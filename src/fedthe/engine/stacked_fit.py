@@ -19,7 +19,7 @@ from ..methods.fit import Fitted, Loss
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
-from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts
+from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts, weigh_losses
 from .outside import run_outside
 from .program import Programs, Replay, name_function
 from .stacked_ops import StackedOps, empty_rows, use_kernels
@@ -199,10 +199,8 @@ class Program:
 
     def _lose(self, params: dict[str, Tensor], given: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """One row's mean loss over the real rows of a batch, and their sum."""
-        losses = (
-            self.setting.loss(self.setting.net, tree.unflatten(params), tree.unflatten(given), batch) * batch.weight
-        )
-        total = losses.sum()
+        losses = self.setting.loss(self.setting.net, tree.unflatten(params), tree.unflatten(given), batch)
+        total = weigh_losses(losses, batch).sum()
         return total / batch.weight.sum().clamp(min=1), total
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .. import tree
@@ -125,8 +126,7 @@ class Method:
 
     @property
     def kept(self) -> Kept:
-        """Not cached: it takes a while, and an attribute would be taken for a hyperparameter."""
-        params = self.net.init(0)
+        params = tree.unflatten({name: torch.zeros(start.shape) for name, start in self.net.starts().items()})
         return Kept(*(frozenset(part.keep(self.net, params)) for part in (self.rounds, self.personal)))
 
     @property
