@@ -79,11 +79,7 @@ class LoopFit:
         for epoch in range(self.epochs):
             total = torch.zeros((), device=shard.real.device)
             for batch in self.batches(shard, epoch):
-                values = loss(self.net, trained, given, batch)
-                if values.shape != batch.weight.shape:
-                    shapes = f"{list(values.shape)} for a batch of {len(batch.weight)}"
-                    raise InputError(f"a loss must give one number per sample, but it gave {shapes}.")
-                losses = values * batch.weight
+                losses = weigh_losses(loss(self.net, trained, given, batch), batch)
                 optimizer.zero_grad()
                 (losses.sum() / batch.weight.sum()).backward()
                 optimizer.step()
@@ -101,6 +97,14 @@ class LoopFit:
             part = cuts.take(slice(first, first + self.batch))
             x = cut_batches_plainly(shard.images[None], part, self.crop)[0].movedim(-1, -3)
             yield Batch(x, shard.labels[part.order[0]], torch.ones(len(x), device=device), shard.counts)
+
+
+def weigh_losses(losses: Tensor, batch: Batch) -> Tensor:
+    """The losses [b] of real rows, and 0 for padding."""
+    if losses.shape != batch.weight.shape:
+        shapes = f"{list(losses.shape)} for a batch of {len(batch.weight)}"
+        raise InputError(f"a loss must give one number per sample, but it gave {shapes}.")
+    return losses * batch.weight
 
 
 class Cuts(NamedTuple):

@@ -190,8 +190,9 @@ class Stack:
             return self._answer(method, deployed, shards, part, length)
 
         def probe(part: Sequence[Question]) -> list[Answered]:
-            """A stream that is filled up but for one sample: as large, but one is tuned only, or one step walked."""
-            return work([asked._replace(images=asked.images[:1]) for asked in part])
+            """A stream that is filled up but for one window: as large, but one sample is tuned, or one step walked."""
+            few = method.predictor.window or 1
+            return work([asked._replace(images=asked.images[:few]) for asked in part])
 
         kind = ("answer", method, length, shards.images.shape[1:])
         return [each for part, kept in self._in_chunks(kind, questions, work, probe) for each in part[:kept]]

@@ -94,7 +94,7 @@ class Workshop:
     ) -> tuple[Answers, Tree]:
         """All streams side by side, window after window; columns [streams, n, ...] -> answers [streams, n, ...]
 
-        The scan ends with the longest stream; beyond it, where all are filled up, the last answers are repeated.
+        The scan ends with the longest stream; beyond it, where all are filled up, the last answer is repeated.
         """
         n, answers = columns[0].shape[1], []
         end = min(n, max(views.sizes[i] for i in row.tolist()))
@@ -109,7 +109,7 @@ class Workshop:
                 views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), walker.seen.flatten(0, 1))
             answers.append(walker(parts))
             state = walker.state
-        answers += answers[-1:] * (n - end)  # streams are filled up only where a window is one sample
+        answers += [_take_last(answers[-1])] * (n - end)
         return join(answers, 1), tree.map_leaves(torch.clone, state)
 
     def _get_walker(
@@ -163,6 +163,8 @@ class StackedViews:
 
     def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
         """Into out [m, steps, views, h, w, c]; row and position: int64 [m]."""
+        if not out.numel():  # of a predictor that wants none
+            return
         steps, count = self.shape[:2]
         seen = augmix_rows(self._pixels[row, position], self._keys[row], position, steps * count)
         out.copy_(seen.movedim(2, -1).unflatten(1, (steps, count)))
@@ -170,8 +172,7 @@ class StackedViews:
     def draw_rows(self, row: Tensor, positions: Tensor) -> Tensor:
         """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
         out = torch.empty((positions.numel(), *self.shape), device=row.device)
-        if out.numel():  # none, where a predictor wants none
-            self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
+        self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
         rows: Tensor = out.unflatten(0, positions.shape).movedim(-1, -3)
         return rows
 
@@ -256,7 +257,7 @@ class Walker:
         self._step = step
         self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)
         self.state = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), state)
-        self._columns = [torch.zeros_like(column, memory_format=torch.contiguous_format) for column in columns]
+        self._columns = [torch.zeros_like(column) for column in columns]  # in their order of memory, as in the loop
         self.seen = torch.zeros(seen, device=columns[0].device)  # views [streams, window, steps, views, h, w, c]
         self._answers: dict[str, Tensor] = {}
         self.load(mine, state)
@@ -290,8 +291,14 @@ class Walker:
         tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, tree.map_leaves(torch.clone, after))
 
 
+def _take_last(answers: Answers) -> Answers:
+    """Of [streams, n, ...]: [streams, 1, ...]."""
+    return Answers(answers.logits[:, -1:], {name: column[:, -1:] for name, column in answers.info.items()})
+
+
 def _shapes(part: Tree) -> Hashable:
-    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree.flatten(part).items())
+    """Whatever the order of leaves."""
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in sorted(tree.flatten(part).items()))
 
 
 def _shapes_of_rows(part: Tree) -> Hashable:

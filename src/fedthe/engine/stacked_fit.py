@@ -20,7 +20,7 @@ from ..methods.fit import Fitted, Loss
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
-from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts
+from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts, weigh_losses
 from .ops.layout import empty_rows
 from .ops.mode import StackedOps
 from .outside import run_outside
@@ -201,10 +201,8 @@ class Program:
 
     def _lose(self, params: dict[str, Tensor], given: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """One row's mean loss over the real rows of a batch, and their sum."""
-        losses = (
-            self.setting.loss(self.setting.net, tree.unflatten(params), tree.unflatten(given), batch) * batch.weight
-        )
-        total = losses.sum()
+        losses = self.setting.loss(self.setting.net, tree.unflatten(params), tree.unflatten(given), batch)
+        total = weigh_losses(losses, batch).sum()
         return total / batch.weight.sum().clamp(min=1), total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..tree import Tree
@@ -34,7 +35,14 @@ class Predictor:
 
     def answer_given(self, method: Method, mine: Tree, state: Tree, views: Tensor, x: Tensor) -> tuple[Answers, Tree]:
         """The same for samples x [w, c, h, w] whose views are there: the step of a scan."""
-        return self.answer(method, mine, state, Samples(x, lambda positions: views[positions]))
+
+        def draw(positions: Tensor) -> Tensor:
+            if positions.device == views.device:
+                return views[positions]
+            # by plain numbers: a GPU's graph cannot take a tensor from the host
+            return torch.stack([views[position] for position in positions.tolist()])
+
+        return self.answer(method, mine, state, Samples(x, draw))
 
     @property
     def window(self) -> int | None:
