@@ -18,17 +18,6 @@ from ..text import find_nearest
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 # What the paper trains each of its models with, where that is not the network's default.
 MODELS: dict[str, dict[str, Any]] = {"resnet20_gn x4": {"net": "resnet20_gn", "width": 4, "batch": 128}}
-KEYS = (
-    "dirichlet",
-    "dataset",
-    "size",
-    "clients",
-    "rounds",
-    "participation",
-    "personal_epochs",
-    "train_fraction",
-    "test_fraction",
-)
 SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
 
 MeanStd = tuple[float, float]  # percent: mean and standard deviation over seeds
@@ -113,7 +102,8 @@ def method_of(row: str) -> str:
 def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[TableCase]:
     """The runs that a table needs. `methods` names rows of the table or methods; settings override the paper's."""
     rows = pick_rows(table, methods)
-    base = {key: table.setting[key] for key in KEYS if key in table.setting} | _set_model(table.setting["model"])
+    base = {key: value for key, value in table.setting.items() if key not in ("model", "test")}
+    base |= MODELS.get(table.setting["model"], {"net": table.setting["model"]})
     base |= {"methods": [method_of(row) for row in rows], "seeds": [0, 1, 2], **settings}
     if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():
         raise InputError(f"{table.id} is about severities 1 to 5 of one test; leave severity and tests out.")
@@ -127,10 +117,6 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
         )
         for column in table.columns
     ]
-
-
-def _set_model(model: str) -> dict[str, Any]:
-    return MODELS.get(model, {"net": model})
 
 
 def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
