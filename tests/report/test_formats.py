@@ -57,8 +57,8 @@ def drop_escapes(text):
 
 def test_statistics_by_hand():
     shown = make_small().shown[0]
-    assert cells.average(shown.scores["fedthe"]) == pytest.approx(65.67)
-    assert cells.find_best(shown) == {"original": set(), "ooc": {"fedthe"}}  # 71.3 and 71.3
+    assert cells.average_of(shown, "fedthe") == pytest.approx(65.67)
+    assert cells.find_best(shown, "mean") == {"original": set(), "ooc": {"fedthe"}}  # 71.3 and 71.3
     assert cells.difference(shown, "fedthe", "ooc") == pytest.approx(-2.5)
     assert cells.difference(shown, "fedthe", "original") is None
     assert cells.difference(shown, "nobody", "ooc") is None

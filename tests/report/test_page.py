@@ -241,7 +241,7 @@ def test_provenance_says_how_to_do_it_again():
     assert "<pre>fedthe run configs/quick.toml</pre>" in page
     assert "<dt>manifest, seed 0</dt>" in page
     assert "<dt>torch</dt><dd>2.11.0</dd>" in page
-    assert "<dt>duration</dt><dd>2.1 minutes</dd>" in page
+    assert "<dt>duration</dt><dd>2.1 min</dd>" in page
     assert '<td class="words">dataset</td><td class="words">glyphs</td>' in page
 
 

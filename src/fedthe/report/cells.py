@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from .data import Cost, Score, Shown
 
 NOTHING = "-"  # in place of a missing number
 
 
-def average(scores: Mapping[str, Score]) -> float:
-    """The mean over tests."""
-    return fmean(score.mean for score in scores.values())
-
-
 def average_of(shown: Shown, method: str) -> float | None:
     """The mean over tests; None for a method that lacks a test, as its mean would not be comparable."""
     scores = shown.scores.get(method, {})
-    return average(scores) if scores and scores.keys() >= shown.tests.keys() else None
+    return fmean(score.mean for score in scores.values()) if scores and scores.keys() >= shown.tests.keys() else None
 
 
 def average_all(shown: Shown) -> dict[str, float]:
@@ -34,18 +29,10 @@ def pick_best(numbers: Mapping[str, float]) -> set[str]:
     return best if len(best) < len(seen) else set()
 
 
-def find_best(shown: Shown) -> dict[str, set[str]]:
+def find_best(shown: Shown, kind: Literal["mean", "worst"]) -> dict[str, set[str]]:
     """The best methods by test."""
-    return {test: pick_best(list_means(shown, test)) for test in shown.tests}
-
-
-def list_means(shown: Shown, test: str) -> dict[str, float]:
-    return {method: scores[test].mean for method, scores in shown.scores.items() if test in scores}
-
-
-def list_worst(shown: Shown, test: str) -> dict[str, float]:
-    """The worst client's accuracy by method."""
-    return {method: scores[test].worst for method, scores in shown.scores.items() if test in scores}
+    every = {test: [m for m in shown.scores if test in shown.scores[m]] for test in shown.tests}
+    return {test: pick_best({m: getattr(shown.scores[m][test], kind) for m in ms}) for test, ms in every.items()}
 
 
 def difference(shown: Shown, method: str, test: str) -> float | None:

@@ -17,14 +17,7 @@ from .formats import LONGEST, escape_markdown, write_markdown_table
 if TYPE_CHECKING:
     from ..study.show import Grid
 
-WHERE = (
-    "name",
-    "out",
-    "keep",
-    "checkpoint_seconds",
-    "methods",
-)  # settings that change no number
-UNSET = "unset"
+WHERE = ("name", "out", "keep", "checkpoint_seconds", "methods")  # settings that change no number
 
 
 @dataclass(frozen=True)
@@ -143,9 +136,7 @@ def _say_more(change: Change) -> str:
 
 
 def _say_setting(value: Any) -> str:
-    if _is_unset(value):
-        return UNSET
-    return say_value(value)
+    return "unset" if _is_unset(value) else say_value(value)
 
 
 def _match_seeds(a: Shown, b: Shown) -> tuple[list[str], list[str]]:

@@ -108,7 +108,7 @@ def lay_out(shown: Shown) -> list[Block]:
 
 
 def _lay_out_scores(shown: Shown) -> Block:
-    tests, best, averages = shown.tests, cells.find_best(shown), cells.average_all(shown)
+    tests, best, averages = shown.tests, cells.find_best(shown, "mean"), cells.average_all(shown)
     best_average = cells.pick_best(averages)
     rows = []
     for method, name in shown.methods.items():
@@ -125,13 +125,13 @@ def _lay_out_scores(shown: Shown) -> Block:
 
 
 def _lay_out_worst(shown: Shown) -> Block:
-    worst = {test: cells.list_worst(shown, test) for test in shown.tests}
-    best = {test: cells.pick_best(numbers) for test, numbers in worst.items()}
+    best = cells.find_best(shown, "worst")
     rows = []
     for method, name in shown.methods.items():
+        scores = shown.scores.get(method, {})
         said = [
-            TextCell(cells.say_number(numbers[method]), method in best[test]) if method in numbers else NOTHING
-            for test, numbers in worst.items()
+            TextCell(cells.say_number(scores[test].worst), method in best[test]) if test in scores else NOTHING
+            for test in shown.tests
         ]
         rows.append((name, said))
     return Block("Worst client", "Mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)

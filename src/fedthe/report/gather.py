@@ -16,29 +16,13 @@ from ..errors import InputError
 from ..experiment.results import Results
 from ..names import name_method, name_test
 from ..study.draw import describe_settings
-from ..study.reproduce import (
-    FREE,
-    find_comparable,
-    list_clients,
-    list_unchecked,
-    say_unchecked,
-    time_samples,
-)
+from ..study.reproduce import FREE, find_comparable, list_clients, list_unchecked, say_unchecked, time_samples
 from ..study.show import list_remarks
 from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases
 from ..text import clean, hide_secrets
 from .cells import number_names
 from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
-from .read import (
-    Samples,
-    check_record,
-    is_record,
-    read_json,
-    read_losses,
-    read_manifest,
-    read_run,
-    read_samples,
-)
+from .read import Samples, check_record, is_record, read_json, read_losses, read_manifest, read_run, read_samples
 from .samples import has_labels, pick_examples, score_heads, spread_weights
 from .wrong import explain
 
@@ -52,9 +36,9 @@ def gather(paths: Sequence[Path]) -> Page:
     notes: list[str] = []
     for path in paths:
         if (path / "config.json").exists():
-            found = read_run(path)
-            run = show_results(found.results)
-            shown.append(replace(run, notes=[*found.notes, *run.notes]))
+            results, left_out = read_run(path)
+            run = show_results(results)
+            shown.append(replace(run, notes=[*left_out, *run.notes]))
             continue
         files = _list_files(path)
         values = {file: read_json(file) for file in files}

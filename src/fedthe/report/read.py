@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -89,34 +89,21 @@ FIGURE_CONFIG = {
 FIGURE = {"id": NAME, "title": TEXT, "config": FIGURE_CONFIG, "tests": {str: TEXT}}
 
 
-@dataclass(frozen=True)
-class Found:
-    """Results, and notes on what is left out."""
-
-    results: Results
-    notes: Sequence[str] = field(default=())
-
-
 def read_json(path: Path) -> Any:
     """As `records.read_json`, but refuses anything else than a regular file: reading a pipe would block."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file.")
     try:
         return records.read_json(path)
-    except (InputError, RecursionError) as error:  # its advice, to delete the file, is for runs
-        why = (
-            "it is nested too deeply" if isinstance(error, RecursionError) else flatten(error.__context__ or error, 200)
-        )
+    except InputError as error:  # its advice, to delete the file, is for runs
+        why = flatten(error.__context__ or error, 200)
         raise InputError(f"{path} is damaged ({why}); the command that wrote it makes it again.") from None
 
 
-def read_run(folder: Path) -> Found:
-    """The run in `folder`."""
+def read_run(folder: Path) -> tuple[Results, list[str]]:
+    """The results of a run, and notes on what is left out."""
     notes = []
     try:
-        for name in ("config.json", "summary.json", "results.jsonl"):
-            if (folder / name).exists() and not (folder / name).is_file():
-                raise Malformed(f"{name} is not a regular file")
         summary, config = (read_json(folder / f"{name}.json") for name in ("summary", "config"))
         if summary is not None and config is not None:  # else read_results says what is missing
             summary = check(summary, SUMMARY, "summary.json")
@@ -136,7 +123,7 @@ def read_run(folder: Path) -> Found:
     except Malformed as error:
         environment = {}
         notes.append(f"Versions and device are not shown: {error}.")
-    return Found(replace(results, environment=environment), notes)
+    return replace(results, environment=environment), notes
 
 
 def _check_names(results: Results) -> None:
@@ -304,12 +291,12 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
     for case, given in zip(record["cases"], value["cases"], strict=True):
         config = make_config(given["config"])
         case["config"] = config.as_dict()
-        for place, seeds in _list_places(case):
-            if place[0] not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
-                raise Malformed(f"{'.'.join(place)} is of a method or seed that its config does not name")
-            for percents in seeds.values():
-                if len(percents) > config.clients or all(each is None for each in percents):
-                    raise Malformed(f"{'.'.join(place)} has too many clients, or none")
+        for method, test in ((method, test) for method, tests in case["clients"].items() for test in tests):
+            seeds = case["clients"][method][test]
+            if method not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
+                raise Malformed(f"{method}.{test} is of a method or seed that its config does not name")
+            if any(len(each) > config.clients or set(each) <= {None} for each in seeds.values()):
+                raise Malformed(f"{method}.{test} has too many clients, or none")
         for column, test in case["columns"].items():
             for row, cells in record["rows"].items():
                 if column in cells:
@@ -317,10 +304,6 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
     if len({tuple(case["config"]["seeds"]) for case in record["cases"]}) > 1:
         raise Malformed("its cases have different seeds")
     return record
-
-
-def _list_places(case: Mapping[str, Any]) -> list[tuple[tuple[str, str], Mapping[str, Any]]]:
-    return [((method, test), seeds) for method, tests in case["clients"].items() for test, seeds in tests.items()]
 
 
 def _check_mean(cell: Sequence[float | None], seeds: Mapping[str, Sequence[float | None]] | None, where: str) -> None:

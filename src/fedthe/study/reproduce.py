@@ -20,21 +20,8 @@ PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "image
 # of the paper, so their content is not checked, and the record says so.
 PAPER_DIGESTS = {"cifar10": "52115a721773f77e52fc176838060b67ff1ff84c743c8bdf182ec0128043940d"}
 # Settings that may differ in the same experiment: where and how it runs, and what is compared elsewhere.
-FREE = {
-    "name",
-    "out",
-    "engine",
-    "device",
-    "precision",
-    "threads",
-    "tolerate",
-    "checkpoint_seconds",
-    "keep",
-    "curve",
-    "methods",
-    "dataset",
-    "natural",
-}
+HOW = {"name", "out", "engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "keep", "curve"}
+FREE = HOW | {"methods", "dataset", "natural"}
 
 
 def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:

@@ -13,7 +13,7 @@ from .embed import embed
 from .markup import escape
 from .sections import choose_run, list_sections, show_head
 
-# Joined in this order inside one function. Each file is a function of its own and exposes what its first line names.
+# Joined in this order inside one function. Each file has its own scope and exposes what its first line names.
 SCRIPTS = (
     *("dom", "format", "colours", "charts", "parts", "theme", "lines", "heat"),  # what sections share
     *("results", "trade", "severity", "clients", "curves", "weights", "examples", "figures"),  # one for each section

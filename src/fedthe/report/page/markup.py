@@ -19,10 +19,6 @@ def escape(text: object) -> str:
     return html.escape(tidy(text))
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
 def prefix(shown: Shown, several: bool) -> str:
     return f"{escape(shown.name)}: " if several else ""
 

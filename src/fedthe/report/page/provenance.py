@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from ...study.show import say_duration
 from .. import cells
 from ..data import Shown
-from .markup import count, escape, fold, frame, write_table
+from .markup import escape, fold, frame, write_table
 
 
 def show_provenance(runs: Sequence[Shown]) -> str:
@@ -29,10 +30,10 @@ def _list_facts(shown: Shown) -> list[tuple[str, str]]:
     environment = known.get("environment", {}).items()
     facts += [(escape(name), escape(value)) for name, value in environment if name != "command"]
     if known.get("seconds") is not None:
-        facts.append(("duration", _say_duration(known["seconds"])))
+        facts.append(("duration", say_duration(known["seconds"])))
     if trainings := known.get("trainings", ()):
         seconds = sum(each.get("seconds") or 0 for each in trainings)
-        facts.append(("training", f"{count(len(trainings), 'training')}, {_say_duration(seconds)}"))
+        facts.append(("trainings", f"{len(trainings)} in {say_duration(seconds)}"))
     for seed, digest in known.get("manifests", {}).items():
         facts.append((f"manifest, seed {escape(seed)}", f'<span class="hash">{escape(digest)}</span>'))
     return facts
@@ -59,10 +60,3 @@ def _say_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return escape(json.dumps(value) if isinstance(value, Mapping) else value)
-
-
-def _say_duration(seconds: float) -> str:
-    for length, unit in ((3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} seconds"

@@ -145,8 +145,7 @@ def _average_worst(shown: Shown, method: str) -> float | None:
 
 def _fill_ms(shown: Shown, method: str) -> NumberCell:
     cost = shown.costs.get(method)
-    ms = cost.ms if cost else None
-    return NumberCell(ms, cells.say_ms(cost))
+    return NumberCell(cost.ms if cost else None, cells.say_ms(cost))
 
 
 def _fill_passes(shown: Shown, method: str) -> NumberCell:

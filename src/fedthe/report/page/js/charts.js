@@ -1,4 +1,4 @@
-const { addChart, dropCharts, spoil, spoilWithin, redraw, drawAll, loadPlotly } = (() => {
+const { addChart, dropCharts, spoil, spoilWithin, drawAll, loadPlotly } = (() => {
   // Charts are drawn when they scroll into view, and again when the theme, their width or a choice changes.
   const charts = new Map(); // by element: how to build it, whether it is in view, and whether it is drawn
   const seen = new IntersectionObserver((entries) => {
@@ -68,7 +68,6 @@ const { addChart, dropCharts, spoil, spoilWithin, redraw, drawAll, loadPlotly } 
     }
   }
 
-  const redraw = () => [...charts.keys()].forEach(spoil);
   const drawAll = () => [...charts.keys()].forEach(draw);
   const spoilWithin = (element) => $$(".chart", element).forEach(spoil);
 
@@ -81,5 +80,5 @@ const { addChart, dropCharts, spoil, spoilWithin, redraw, drawAll, loadPlotly } 
 
   window.addEventListener("load", () => requestAnimationFrame(() => setTimeout(loadPlotly)));
 
-  return { addChart, dropCharts, spoil, spoilWithin, redraw, drawAll, loadPlotly };
+  return { addChart, dropCharts, spoil, spoilWithin, drawAll, loadPlotly };
 })();

@@ -4,17 +4,10 @@ const { fillExamples } = (() => {
   function fillExamples(run, body) {
     if (!run.examples.length) return false;
     const answered = Object.keys(run.methods).filter((id) => run.examples.some(({ answers }) => id in answers));
-    const place = make("div");
-    const fill = (method) => {
-      place.replaceChildren(...Object.entries(run.tests).flatMap(([test, { name }]) => {
-        const those = run.examples.filter((example) => example.test === test && method in example.answers);
-        return those.length ? [make("h3", {}, name), make("ul", { class: "examples" }, ...those.map((example) => showExample(run, method, example)))] : [];
-      }));
-    };
-    const first = pickMethod(run, answered);
-    const [label] = choose("Method", answered.map((id) => [id, run.methods[id].name]), fill, first);
-    body.append(make("div", { class: "controls" }, label), place);
-    fill(first);
+    addMethodChoice(run, answered, body, (method) => Object.entries(run.tests).flatMap(([test, { name }]) => {
+      const those = run.examples.filter((example) => example.test === test && method in example.answers);
+      return those.length ? [make("h3", {}, name), make("ul", { class: "examples" }, ...those.map((example) => showExample(run, method, example)))] : [];
+    }));
     return true;
   }
 

@@ -1,4 +1,4 @@
-const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, addPanels, pickMethod } = (() => {
+const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, addPanels, pickMethod, addMethodChoice } = (() => {
   // Tables wider than the page say so, and fade at the edge that hides more.
   const fits = (region) => {
     region.classList.toggle("wide", region.scrollWidth > region.clientWidth + 1);
@@ -79,5 +79,18 @@ const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, ad
   // The method that a section shows first
   const pickMethod = (run, ids) => [...DATA.ours, ...Object.keys(run.methods)].find((id) => ids.includes(id));
 
-  return { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, addPanels, pickMethod };
+  // Show one method at a time: `fill` returns the elements to show
+  function addMethodChoice(run, ids, body, fill) {
+    const place = make("div");
+    const show = (method) => {
+      dropCharts(place);
+      place.replaceChildren(...fill(method));
+    };
+    const first = pickMethod(run, ids);
+    const [label] = choose("Method", ids.map((id) => [id, run.methods[id].name]), show, first);
+    body.append(make("div", { class: "controls" }, label), place);
+    show(first);
+  }
+
+  return { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, addPanels, pickMethod, addMethodChoice };
 })();

@@ -19,7 +19,7 @@
     if (theme.value === "auto") delete root.dataset.theme;
     else root.dataset.theme = theme.value;
     paintSwatches();
-    redraw();
+    spoilWithin(document);
   }
 
   function recall() {

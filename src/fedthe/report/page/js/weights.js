@@ -2,13 +2,11 @@ const { fillWeights } = (() => {
   function fillWeights(run, body) {
     const methods = Object.keys(run.methods).filter((id) => run.weights[id]);
     if (!methods.length) return false;
-    const place = make("div");
-    const fill = (method) => {
-      dropCharts(place);
+    addMethodChoice(run, methods, body, (method) => {
       const weights = run.weights[method];
       const tests = Object.entries(run.tests).filter(([test]) => weights[test]);
       const high = Math.max(...tests.flatMap(([test]) => weights[test].shares));
-      place.replaceChildren(
+      return [
         addPanels(tests.map(([test, look]) => ({
           title: look.name,
           more: `mean ${number(weights[test].mean, 2)}`,
@@ -19,12 +17,9 @@ const { fillWeights } = (() => {
         addNumbers("samples (%) by weight of the personal head", () => [
           ["test", "mean", "0 to 0.2", "0.2 to 0.4", "0.4 to 0.6", "0.6 to 0.8", "0.8 to 1"],
           tests.map(([test, { name }]) => [name, number(weights[test].mean, 2), ...[0, 1, 2, 3, 4].map((fifth) => number(100 * sumFifth(weights[test].shares, fifth)))]),
-        ]));
-    };
-    const first = pickMethod(run, methods);
-    const [label] = choose("Method", methods.map((id) => [id, run.methods[id].name]), fill, first);
-    body.append(make("div", { class: "controls" }, label), place);
-    fill(first);
+        ]),
+      ];
+    });
     return true;
   }
 
