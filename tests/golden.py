@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 def measure() -> dict[str, object]:
-    """By method: percent right on each test, the loss of its training, and the mean e where there is one."""
+    """By method: accuracy in percent on each test, the loss of its training, and the mean e where there is one."""
     with tempfile.TemporaryDirectory() as folder:
         results = fedthe.run(methods=list(METHODS), out=folder, **SETTINGS)
         assert not results.failures, results.failures

@@ -82,7 +82,7 @@ class Personal:
         return net.logits(mine, x)
 
 
-class Start(NamedTuple):
+class InitialState(NamedTuple):
     """A method before its first round."""
 
     shared: Tree
@@ -97,14 +97,14 @@ class Method:
     personal: Personal = Personal()
     predictor: Predictor = Forward()
 
-    def start(self, params: Tree) -> Start:
+    def start(self, params: Tree) -> InitialState:
         shared, kept = self.rounds.share(self.net, params), self.personal.keep(self.net, params)
         of_rounds = {} if self.is_one_part else self.rounds.keep(self.net, params)
         averages = {name: kept[source] for name, source in self.personal.averages.items()}
         clash = averages.keys() & (shared | of_rounds | kept).keys() | of_rounds.keys() & kept.keys()
         if clash:
             raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
-        return Start(shared, averages, {"rounds": of_rounds, "personal": kept})
+        return InitialState(shared, averages, {"rounds": of_rounds, "personal": kept})
 
     def logits(self, mine: Tree, x: Tensor) -> Tensor:
         return self.personal.logits(self.net, mine, x)
