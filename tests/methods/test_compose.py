@@ -289,3 +289,20 @@ def test_the_fields_of_a_plain_class_are_not_compared():
 def test_a_predictor_without_answer_says_so():
     with pytest.raises(NotImplementedError):
         Predictor().answer(Method(NET), {}, {}, None)
+
+
+@dataclass(frozen=True)
+class Unkept(Personal):
+    averages: ClassVar[Mapping[str, str]] = {"mean": "own"}
+
+
+@dataclass(frozen=True)
+class Windowless(Predictor):
+    window = 0
+
+
+@pytest.mark.parametrize(
+    ("part", "says"), [(Unkept(), "averages a leaf that its `keep` does not name"), (Windowless(), "a window of 0")]
+)
+def test_what_could_not_work_is_refused_before_training(part, says):
+    fails(compose(NET, part).check, says)

@@ -42,7 +42,7 @@ class Replay:
         with _without_collection(), torch.cuda.graph(graph, pool=self._pool):
             self._work()
         self._graph = graph
-        self._work = None  # it refers to who owns this: without the circle, a program that is dropped is gone at once
+        self._work = None  # it refers to the owner: without this cycle, a dropped program is freed at once
 
     def __call__(self) -> None:
         if self._graph is not None:

@@ -1,9 +1,8 @@
-"""The stacked engine: clients, runs and samples are rows of one program. The way of the GPU.
+"""The stacked engine: clients, runs and samples are rows of one program. The engine of the GPU.
 
-A method is written for one client; vmap lifts it over rows. Training steps leave vmap (see stacked_fit.py), and so does
-the tuning of single samples, which are rows of a stack of their own. How many rows go at a time is measured: one row is
-tried, and what fits is taken; if memory runs out all the same, half as many are tried. A row's numbers do not depend on
-the rows beside it.
+A method is written for one client; vmap applies it to all rows. Training steps run outside vmap (see stacked_fit.py),
+and so does the tuning of single samples. The number of rows at a time follows from memory: the engine measures one row
+and runs as many as fit; if memory still runs out, half as many. The numbers of a row do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from .stacked_answers import StackedSamples, StackedViews, Workshop, group_strea
 from .stacked_fit import Program, StackedFit, lift_convolutions
 from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
 
-MOST = 1024  # rows at a time: more fill no GPU better
-MARGIN = 0.8  # of the free memory is planned with
+MOST = 1024  # rows at a time: more make no GPU faster
+MARGIN = 0.8  # the share of free memory to plan with
 T = TypeVar("T")
 
 
 def plan_even_chunks(most: int, items: int) -> int:
-    """The length of as few chunks as can be, with as little filled up as can be."""
+    """The length of the fewest chunks, with the least padding."""
     return -(-items // -(-items // most))
 
 
 def plan_chunks_of_few_sizes(most: int, items: int) -> int:
-    """The largest of 1, 4, 16, 64, ... that `most` allows, but none where a smaller one holds all items.
+    """The largest of 1, 4, 16, 64, ... up to `most`, or the smallest that holds all items.
 
-    Capturing a program takes longer than working on a chunk that is filled up, so that few programs serve all numbers.
+    Capturing a program takes longer than running a padded chunk, so a few sizes serve all numbers of items.
     """
     size = 1
     while size < items and 4 * size <= most:
@@ -55,7 +54,7 @@ def plan_chunks_of_few_sizes(most: int, items: int) -> int:
 
 
 class Stack:
-    """`rows` limits how many rows go at a time; `dtype` is that of convolutions in training and tuning."""
+    """`rows` limits the rows at a time; `dtype` is that of convolutions in training and tuning."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Stack:
         self._workshop = Workshop(self.device, dtype, self._tune_in_chunks)
         self._shards: dict[Hashable, Shard] = {}
         self._fitting: dict[Hashable, int] = {}  # how many rows of a kind of work fit
-        self._trying = False  # one row, to see what it takes
+        self._trying = False  # while the memory of one row is measured
 
     # training
 
@@ -90,7 +89,7 @@ class Stack:
         with lift_convolutions(self.dtype):
             worked = torch.vmap(one)(torch.arange(len(rows), device=self.device), shared, received, shards)
         kept = tuple(tree.flatten(each) for each in worked.kept)
-        # what vmap lifts is alike for all rows: so is its structure, and what is wrong with it
+        # under vmap all rows have the same structure, and the same fault in it
         fault = find_structural_fault(visit.reached[0], worked.upload, kept, batched=True)
         losses = worked.loss.to(self.device)
         if fault:
@@ -158,7 +157,7 @@ class Stack:
         return tree.map_leaves(lambda *leaves: torch.cat([leaf.to(self.device) for leaf in leaves]), *states)
 
     def _stack_shards(self, visit: Visit, rows: Sequence[Row]) -> Shard:
-        """The rows' data; with full participation the same in every round, so the last few are kept."""
+        """The rows' data. With full participation it is the same in every round, so the last two are cached."""
         key = (visit.longest, *((visit.runs[row.run].name, row.client) for row in rows))
         if key not in self._shards:
             while len(self._shards) >= 2:
@@ -172,13 +171,12 @@ class Stack:
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
-        """Streams of about the same length go side by side, the shorter ones filled up where that changes no answer."""
-        # where samples are answered together, those filled up would change the answers to others
-        fillable, lengths = method.predictor.window in (None, 1), [len(asked.images) for asked in questions]
+        """Streams of similar length run side by side. Shorter ones are padded, unless padding would change answers."""
+        may_pad, lengths = method.predictor.window in (None, 1), [len(asked.images) for asked in questions]
         answers: dict[int, Answered] = {}
         stacked = Shard(*(part.to(self.device) for part in stack_shards(shards)))
-        for some in group_streams(lengths, fillable):
-            length = round_up(lengths[some[0]]) if fillable else lengths[some[0]]
+        for some in group_streams(lengths, may_pad):
+            length = round_up(lengths[some[0]]) if may_pad else lengths[some[0]]
             done = self._answer_together(method, deployed, stacked, [questions[i] for i in some], length)
             answers |= dict(zip(some, done, strict=True))
         return [answers[i] for i in range(len(questions))]
@@ -190,7 +188,7 @@ class Stack:
             return self._answer(method, deployed, shards, part, length)
 
         def probe(part: Sequence[Question]) -> list[Answered]:
-            """A stream that is filled up but for one window: as large, but one sample is tuned, or one step walked."""
+            """The whole stream, but only one window of it is real: one sample is tuned, or one step taken."""
             few = method.predictor.window or 1
             return work([asked._replace(images=asked.images[:few]) for asked in part])
 
@@ -201,7 +199,7 @@ class Stack:
         self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
     ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
-        pixels = torch.stack([_fill_up(asked.images, length) for asked in questions]).to(self.device)
+        pixels = torch.stack([_pad(asked.images, length) for asked in questions]).to(self.device)
         sizes = [len(asked.images) for asked in questions]
         views = StackedViews(self._workshop, method, pixels, sizes, [asked.path for asked in questions])
 
@@ -240,9 +238,9 @@ class Stack:
         probe: Callable[[Any], object],
         plan: Callable[[int, int], int] = plan_even_chunks,
     ) -> list[tuple[T, int]]:
-        """`work` on as many items at a time as fit, and of how many its result is to be kept.
+        """Run `work` on as many items at a time as fit. Each result comes with the number of its items that count.
 
-        Chunks are equally long, the last one filled up with its last item: another length would be another program.
+        The last chunk is padded with its last item, because another length would need another program.
         """
         done: list[tuple[T, int]] = []
         at = 0
@@ -258,7 +256,7 @@ class Stack:
             except OUT_OF_MEMORY as error:
                 if not is_out_of_memory(error) or (size == 1 and not crowded):
                     raise
-            if not crowded:  # else it is tried again without what other work had left
+            if not crowded:  # else try again after freeing what other work left
                 self._fitting[kind] = size // 2
             self.release()
         return done
@@ -269,15 +267,15 @@ class Stack:
         return self._in_chunks(kind, items, work, work, plan_chunks_of_few_sizes)
 
     def _count_fitting(self, kind: Hashable, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
-        """How many items fit into memory: measured once for a kind of work."""
+        """How many items fit into memory; measured once for each kind of work."""
         if kind not in self._fitting:
-            if self._trying:  # within another measurement, which would count its programs as its own
+            if self._trying:  # a nested measurement would add its programs to the outer one
                 return 1
             self._fitting[kind] = self._measure(items, probe)
         return self._fitting[kind]
 
     def _measure(self, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
-        """By what one item takes; what other work left is given up only where it leaves too little room."""
+        """From the memory of one item. Caches of other work are freed only if they leave too little room."""
         with self._try_out():
             one = max(1, measure_bytes(lambda: probe(items[:1]), self.device))
         if MARGIN * free_bytes(self.device) < one * min(len(items), self._most):
@@ -286,7 +284,7 @@ class Stack:
 
     @contextmanager
     def _try_out(self) -> Iterator[None]:
-        """Programs that are made meanwhile are not kept: they are for one row."""
+        """Within the block, programs are not kept: they are for one row."""
         self._trying = True
         try:
             with self._programs.try_out(), self._workshop.try_out():
@@ -299,7 +297,7 @@ class Stack:
         return self._programs.are_kept or self._workshop.keeps_programs
 
     def release(self) -> None:
-        """Give back all memory that is only kept for speed."""
+        """Free all caches."""
         self._programs.clear()
         self._workshop.clear()
         self._shards.clear()
@@ -307,8 +305,8 @@ class Stack:
             torch.cuda.empty_cache()
 
 
-def _fill_up(images: np.ndarray, length: int) -> Tensor:
-    """images [n, h, w, c], and the last one again up to a length."""
+def _pad(images: np.ndarray, length: int) -> Tensor:
+    """images [n, h, w, c], padded with the last one."""
     pixels = torch.from_numpy(images)
     return torch.cat([pixels, pixels[-1:].expand(length - len(pixels), *pixels.shape[1:])])
 
@@ -323,7 +321,7 @@ def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
 
 
 def _join(parts: Sequence[tuple[Visited, int]]) -> Visited:
-    """The results of chunks, of which so many rows count."""
+    """Join the results of chunks, each cut to the rows that count."""
     visited, counts = [part for part, _ in parts], [kept for _, kept in parts]
     faults: dict[int, str] = {}
     for first, part, kept in zip(itertools.accumulate(counts, initial=0), visited, counts, strict=False):

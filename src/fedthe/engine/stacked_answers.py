@@ -1,7 +1,7 @@
-"""Answering in a stack: samples that are tuned side by side, and streams that are walked side by side.
+"""Answering in a stack: independent samples are tuned side by side, and streams are scanned side by side.
 
-Both leave vmap: what is to be done is one program on buffers that stay, replayed for chunk after chunk of samples, or
-for one sample of all streams after another.
+Both run outside vmap, as a program on fixed buffers: replayed for chunk after chunk of samples, or for window after
+window of all streams.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from .outside import run_outside
 from .program import Programs, Replay, name_function
 from .stacked_fit import lift_convolutions
 
-# a kind of work, items, the work on some of them -> results and how much of each counts
+# a kind of work, items, the work on some of them -> results, each with the number of its items that count
 InChunks = Callable[[Hashable, Sequence[int], Callable[[Sequence[int]], Tensor]], list[tuple[Tensor, int]]]
-KEPT = 8  # programs of a kind: more than the methods of one training have, so that the next seed finds all of its own
-SPREAD = 4  # streams of a group are less than so many times as long as each other
+KEPT = 8  # programs of a kind: more than the methods of one training need, so that the next seed finds them all
+SPREAD = 4  # the longest stream of a group is less than this many times as long as the shortest
 
 
 class Workshop:
-    """Where samples are tuned and streams are walked. `dtype` is that of convolutions in tuning."""
+    """Tunes samples and scans streams. `dtype` is that of convolutions in tuning."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, in_chunks: InChunks) -> None:
         self._device, self._dtype, self._in_chunks = device, dtype, in_chunks
-        most = KEPT if device.type == "cuda" else 1  # without a graph there is nothing to save but memory
+        most = KEPT if device.type == "cuda" else 1  # without graphs, caching saves nothing
         self._tuners: Programs[Tuner] = Programs(device, most)
-        self._walkers: Programs[Walker] = Programs(device, most)
+        self._scanners: Programs[Scanner] = Programs(device, most)
 
     @contextmanager
     def try_out(self) -> Iterator[None]:
-        with self._tuners.try_out(), self._walkers.try_out():
+        with self._tuners.try_out(), self._scanners.try_out():
             yield
 
     @property
     def keeps_programs(self) -> bool:
-        return self._tuners.are_kept or self._walkers.are_kept
+        return self._tuners.are_kept or self._scanners.are_kept
 
     def clear(self) -> None:
         self._tuners.clear()
-        self._walkers.clear()
+        self._scanners.clear()
 
     def tune_samples(
         self, fn: OneSample, method: Method, mine: Tree, views: StackedViews, row: Tensor, columns: Sequence[Tensor]
     ) -> Tensor:
         """`fn` of every sample of every stream; mine [streams, ...], columns [streams, n, ...] -> [streams, n, ...]
 
-        What a stream was filled up with is not asked for: its answers are zeros.
+        Padding is not tuned: its answers are zeros.
         """
         streams, n = columns[0].shape[:2]
         name = (name_function(fn), method)
@@ -94,46 +94,49 @@ class Workshop:
     ) -> tuple[Answers, Tree]:
         """All streams side by side, window after window; columns [streams, n, ...] -> answers [streams, n, ...]
 
-        The scan ends with the longest stream; beyond it, where all are filled up, the last answer is repeated.
+        The scan ends with the longest stream; the padding beyond it gets the last answer again.
         """
         n, answers = columns[0].shape[1], []
         end = min(n, max(views.sizes[i] for i in row.tolist()))
         for first in range(0, end, window):
             parts = [column[:, first : min(first + window, end)] for column in columns]
             count = parts[0].shape[1]
-            if first == 0 or count < window:  # a last window that is shorter is another program
-                walker = self._get_walker(step, method, mine, state, parts, (len(row), count, *views.shape))
-                walker.load(mine, state)
-            if walker.seen.numel():
+            if first == 0 or count < window:  # a shorter last window needs another program
+                scanner = self._get_scanner(step, method, mine, state, parts, (len(row), count, *views.shape))
+                scanner.load(mine, state)
+            if scanner.seen.numel():
                 positions = first + torch.arange(count, device=row.device).expand(len(row), count)
-                views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), walker.seen.flatten(0, 1))
-            answers.append(walker(parts))
-            state = walker.state
+                views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), scanner.seen.flatten(0, 1))
+            answers.append(scanner(parts))
+            state = scanner.state
         answers += [_take_last(answers[-1])] * (n - end)
         return join(answers, 1), tree.map_leaves(torch.clone, state)
 
-    def _get_walker(
+    def _get_scanner(
         self, step: Step, method: Method, mine: Tree, state: Tree, columns: Sequence[Tensor], seen: tuple[int, ...]
-    ) -> Walker:
+    ) -> Scanner:
         shapes = (*(column.shape for column in columns), *(_shapes(part) for part in (mine, state)))
         key = (name_function(step), method, seen, shapes)
-        return self._walkers.get(key, lambda: Walker(partial(step, method), mine, state, columns, seen, self._walkers))
+        return self._scanners.get(
+            key, lambda: Scanner(partial(step, method), mine, state, columns, seen, self._scanners)
+        )
 
 
 def round_up(n: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few different lengths, and none a half longer than it must be."""
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few different lengths, with less than half as much padding."""
     power = 1 << max(0, n - 1).bit_length()
     return 3 * power // 4 if power >= 4 and n <= 3 * power // 4 else power
 
 
-def group_streams(lengths: Sequence[int], fillable: bool) -> list[list[int]]:
-    """The places of the streams that go side by side, longest first: less than SPREAD times as long as each other, or
-    equally long where none may be filled up. Each group begins with the longest that is left, so that groups are few.
+def group_streams(lengths: Sequence[int], may_pad: bool) -> list[list[int]]:
+    """Indices of the streams that run side by side: of similar length (see SPREAD), or equally long without padding.
+
+    Each group begins with the longest stream that is left, so that there are few groups.
     """
     groups: list[list[int]] = []
     longest = 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if groups and (lengths[i] == longest or (fillable and longest < SPREAD * lengths[i])):
+        if groups and (lengths[i] == longest or (may_pad and longest < SPREAD * lengths[i])):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -144,7 +147,7 @@ def group_streams(lengths: Sequence[int], fillable: bool) -> list[list[int]]:
 class StackedViews:
     """Augmented views of the samples of several streams, each drawn by its own key.
 
-    `sizes` are the streams' own lengths; behind them, `pixels` are filled up.
+    `sizes` are the streams' lengths without padding.
     """
 
     def __init__(
@@ -163,7 +166,7 @@ class StackedViews:
 
     def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
         """Into out [m, steps, views, h, w, c]; row and position: int64 [m]."""
-        if not out.numel():  # of a predictor that wants none
+        if not out.numel():  # the predictor uses none
             return
         steps, count = self.shape[:2]
         seen = augmix_rows(self._pixels[row, position], self._keys[row], position, steps * count)
@@ -242,7 +245,7 @@ class Tuner:
         self._answers.copy_(answers)
 
 
-class Walker:
+class Scanner:
     """A step of a scan on every stream: a program that changes the streams' state in place."""
 
     def __init__(
@@ -252,7 +255,7 @@ class Walker:
         state: Tree,
         columns: Sequence[Tensor],
         seen: tuple[int, ...],
-        programs: Programs[Walker],
+        programs: Programs[Scanner],
     ) -> None:
         self._step = step
         self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)

@@ -23,9 +23,8 @@ from .losses import balanced_softmax, cross_entropy
 from .predictor import Forward, Predictor
 from .samples import Answers, Samples
 
-# all that a file with a method needs
 __all__ = ["Answers", "Batch", "FedAvg", "Fit", "Fitted", "Method", "Net", "Personal", "Predictor", "Rounds"]
-__all__ += ["Samples", "Shard", "Tree", "network"]
+__all__ += ["Samples", "Shard", "Tree", "network"]  # all that a file with a method needs
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,9 @@ class Method:
     def start(self, params: Tree) -> InitialState:
         shared, kept = self.rounds.share(self.net, params), self.personal.keep(self.net, params)
         of_rounds = {} if self.is_one_part else self.rounds.keep(self.net, params)
-        averages = {name: kept[source] for name, source in self.personal.averages.items()}
+        averages = {name: kept.get(source) for name, source in self.personal.averages.items()}
+        if any(leaf is None for leaf in averages.values()):
+            raise InputError(f"{type(self.personal).__name__} averages a leaf that its `keep` does not name.")
         clash = averages.keys() & (shared | of_rounds | kept).keys() | of_rounds.keys() & kept.keys()
         if clash:
             raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
@@ -124,8 +125,7 @@ class Method:
 
     @property
     def core(self) -> Method:
-        """The training of the shared model alone: methods with equal ones are trained side by side. A part that is
-        both rounds and personal may use what it personalized in `local`, so it stays whole."""
+        """The training of the shared model: methods with equal ones are trained side by side. One part stays whole."""
         training = self.training
         return training if training.is_one_part else replace(training, personal=Personal())
 
@@ -144,4 +144,6 @@ class Method:
                 f"{type(self.predictor).__name__} needs {missing[0]!r} in a client's state, "
                 f"but this method has only {', '.join(sorted(deployed))}; choose another personal part."
             )
+        if self.predictor.window is not None and self.predictor.window < 1:
+            raise InputError(f"{type(self.predictor).__name__} has a window of {self.predictor.window}; use 1 or more.")
         self.predictor.check(self)
