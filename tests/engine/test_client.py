@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fedthe import tree
-from fedthe.engine.client import Fits, Received, deploy, pick_loss
-from fedthe.engine.client import work as work_named
+from fedthe.engine.client import Fits, Received, deploy, pick_loss, work
 from fedthe.engine.fit import LoopFit
 from fedthe.engine.train import start
 from fedthe.methods import compose
@@ -24,10 +23,6 @@ from trained_methods import NET, SETTINGS, make_data
 
 BALANCED = FedAvg(balanced=True)
 SHARD = make_data()[0][0]
-
-
-def work(methods, *args):
-    return work_named(methods, [method.kept for method in methods], *args)
 
 
 def make_fits():
@@ -60,11 +55,11 @@ def assert_same(a, b):
 def test_two_heads():
     (method,), shared, (own,) = begin((BALANCED, TwoHeads()))
     done, fits = work([method], make_fits(), shared, [own], SHARD), make_fits()
-    head = fits.personal(TwoHeads().loss, own.mine["personal"], {"body": shared["body"]})
+    head = fits.personal(TwoHeads().loss, own.mine["personal"]["personal"], {"body": shared["body"]})
     feature = mean_feature(NET, shared["body"], SHARD)
     upload = fits.local(BALANCED.loss, shared)
     assert_same(done.upload, upload.params)
-    assert_same(done.kept[0], {"personal": head.params, "own_descriptor": feature})
+    assert_same(done.kept[0], {"personal": {"personal": head.params, "own_descriptor": feature}})
     assert_same(done.averages[0], {"descriptor": feature})
     assert done.loss == upload.losses[-1]
     state, loss = deploy(method, fits.personal, shared, own, SHARD)
@@ -75,10 +70,10 @@ def test_two_heads():
 def test_fedrep_trains_the_body_under_the_head_that_it_has_just_trained():
     (method,), shared, (own,) = begin(FedRep())
     done, fits = work([method], make_fits(), shared, [own], SHARD), make_fits()
-    head = fits.personal(FedRep().loss, own.mine, shared)
+    head = fits.personal(FedRep().loss, own.mine["personal"], shared)
     body = fits.local(FedRep().loss, shared, head.params)
     assert_same(done.upload, body.params)
-    assert_same(done.kept[0], head.params)
+    assert_same(done.kept[0], {"personal": head.params})
     assert done.averages == ({},)
 
 
@@ -86,9 +81,8 @@ def test_what_is_deployed_but_not_kept_is_not_kept():
     """APFL deploys a mixture, under the names of the network; it keeps its own model and alpha."""
     (method,), shared, (own,) = begin(APFL())
     done = work([method], make_fits(), shared, [own], SHARD)
-    made = APFL().personalize(make_fits().personal, shared, own.mine, SHARD).params
-    assert done.kept[0].keys() == {"personal", "alpha"}
-    assert_same(done.kept[0], {name: made[name] for name in ("personal", "alpha")})
+    made = APFL().personalize(make_fits().personal, shared, own.mine["personal"], SHARD).params
+    assert_same(done.kept[0]["personal"], {name: made[name] for name in ("personal", "alpha")})
     assert_same(deploy(method, make_fits().personal, shared, own, SHARD)[0], made)
 
 
@@ -110,11 +104,11 @@ class Drifting(Rounds):
 def test_rounds_may_change_what_clients_keep_for_them():
     (method,), shared, (own,) = begin((Drifting(), FedRoD()))
     done = work([method], make_fits(), shared, [own], SHARD)
-    local = Drifting().local(make_fits().local, shared, own.mine, SHARD)
-    made = FedRoD().personalize(make_fits().personal, shared, own.mine, SHARD)
+    local = Drifting().local(make_fits().local, shared, own.mine["rounds"], SHARD)
+    made = FedRoD().personalize(make_fits().personal, shared, own.mine["personal"], SHARD)
     assert_same(done.upload, local.params)
-    assert_same(done.kept[0], made.params | local.mine)
-    assert not torch.equal(done.kept[0]["drift"]["out"], own.mine["drift"]["out"])
+    assert_same(done.kept[0], {"rounds": local.mine, "personal": made.params})
+    assert not torch.equal(done.kept[0]["rounds"]["drift"]["out"], own.mine["rounds"]["drift"]["out"])
 
 
 @pytest.mark.parametrize(
@@ -128,8 +122,8 @@ def test_rounds_may_change_what_clients_keep_for_them():
 )
 def test_each_of_several_methods_gets_what_it_gets_alone(recipes):
     methods, shared, received = begin(*recipes)
-    drift = received[0].mine.get("drift")
-    received = [own._replace(mine=own.mine | ({"drift": drift} if drift else {})) for own in received]
+    drift = {name: part for name, part in received[0].mine.items() if name == "rounds"}  # the same for all of them
+    received = [own._replace(mine=own.mine | drift) for own in received]
     assert len({method.core for method in methods}) == 1
     together = work(methods, make_fits(), shared, received, SHARD)
     assert len(together.kept) == len(together.averages) == len(methods)
@@ -149,8 +143,8 @@ class Meddling(Personal):
         return {"own": torch.zeros(2)}
 
     def personalize(self, fit, shared, mine, shard):
-        drift = tree.map_leaves(lambda leaf: leaf + 100, mine["drift"])
-        return Fitted({"own": mine["own"] + 1, "drift": drift})
+        assert mine.keys() == {"own"}  # nor does it see what they keep
+        return Fitted({"own": mine["own"] + 1, "drift": {"out": torch.full((3, 64), 100.0)}})
 
 
 def test_a_personal_part_does_not_change_what_is_kept_for_the_rounds():
@@ -161,10 +155,10 @@ def test_a_personal_part_does_not_change_what_is_kept_for_the_rounds():
     done = work([method], make_fits(), shared, [own], SHARD)
     alone = work([plain], make_fits(), shared, [drifting], SHARD)
     assert_same(done.upload, alone.upload)
-    assert_same({"drift": done.kept[0]["drift"]}, alone.kept[0])
-    assert torch.equal(done.kept[0]["own"], own.mine["own"] + 1)
+    assert_same(done.kept[0]["rounds"], alone.kept[0]["rounds"])
+    assert torch.equal(done.kept[0]["personal"]["own"], own.mine["personal"]["own"] + 1)
     state, _ = deploy(method, make_fits().personal, shared, own, SHARD)
-    assert_same(state["drift"], tree.map_leaves(lambda leaf: leaf + 100, own.mine["drift"]))
+    assert (state["drift"]["out"] == 100).all()
 
 
 @dataclass(frozen=True)
@@ -257,7 +251,7 @@ def test_losses_are_picked_row_by_row_under_vmap():
 
 
 def test_rounds_and_personal_get_their_own_kept_leaves_and_averages():
-    """What `personalize` receives: the shared model with the averages, and all that the client keeps."""
+    """What `personalize` receives: the shared model with the averages, and what the client keeps for it."""
     seen = {}
 
     @dataclass(frozen=True)
@@ -269,8 +263,9 @@ def test_rounds_and_personal_get_their_own_kept_leaves_and_averages():
     methods, shared, received = begin((Drifting(), Looks()))
     done = work(methods, make_fits(), shared, received, SHARD)
     assert_same(seen["shared"], shared | received[0].averages)
-    assert_same(seen["mine"], received[0].mine)
-    assert_same(done.averages[0], {"descriptor": received[0].mine["own_descriptor"] + 1})
+    mine = received[0].mine["personal"]
+    assert_same(seen["mine"], mine)
+    assert_same(done.averages[0], {"descriptor": mine["own_descriptor"] + 1})
     assert "descriptor" not in done.upload
 
 

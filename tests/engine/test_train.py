@@ -196,7 +196,7 @@ def test_the_mean_is_weighted_by_rows():
     expected = sum(size * upload["head"]["out"] for size, upload in zip(sizes, uploads, strict=True)) / sum(sizes)
     trained = train(TWO_HEADS, shards, settings, 0)
     assert torch.allclose(trained.server.shared["head"]["out"], expected, atol=1e-7)
-    kept = [mine["own_descriptor"] for mine in trained.clients]
+    kept = [mine["personal"]["own_descriptor"] for mine in trained.clients]
     mean = sum(size * own for size, own in zip(sizes, kept, strict=True)) / sum(sizes)
     assert torch.allclose(trained.averages["descriptor"], mean, atol=1e-7)
 
@@ -215,7 +215,7 @@ def test_participation_samples_clients_and_the_others_keep_their_state():
     for k in range(4):
         assert same(after.clients[k], begun.clients[k]) == (k not in chosen)
     for state in deploy(method, shards, settings, 0, after):
-        assert not same(state["personal"], begun.clients[0]["personal"])
+        assert not same(state["personal"], begun.clients[0]["personal"]["personal"])
 
 
 def test_a_loss_that_is_not_finite_stops_with_round_client_and_loss():
@@ -229,7 +229,7 @@ def test_two_heads_keep_the_personal_head_and_descriptor_at_home():
     progress = train(method, shards, SETTINGS, seed=0)
     assert tree.flatten(progress.server.shared).keys() == NET.starts().keys()
     assert progress.averages.keys() == {"descriptor"}
-    kept = list(progress.clients)
+    kept = [mine["personal"] for mine in progress.clients]
     assert all(mine.keys() == {"personal", "own_descriptor"} for mine in kept)
     assert not torch.equal(kept[0]["personal"]["out"], kept[1]["personal"]["out"])
     # the descriptor is the mean over clients of the mean feature under the extractor that was received
@@ -248,8 +248,9 @@ def test_what_is_deployed_is_the_shared_model_with_what_is_a_clients_own(method)
         visit = Visit((method,), SETTINGS, [Run(0, shards)], [[progress]])
         fit = make_fits(visit, 0, k, shards[k]).personal
         received = progress.server.shared | progress.averages
-        made = method.personal.personalize(fit, received, progress.clients[k], shards[k]).params
-        assert same(state, received | progress.clients[k] | made)
+        mine = progress.clients[k].get("personal", {})
+        made = method.personal.personalize(fit, received, mine, shards[k]).params
+        assert same(state, received | mine | made)
     assert same(progress.server.shared, before)
 
 

@@ -213,7 +213,7 @@ class Stack:
         mine = tree.take(deployed, of)
         shard = Shard(*(part[of] for part in shards))
         with torch.no_grad(), lift_convolutions(torch.float32):  # answers are not rounded to bf16
-            state = torch.vmap(start)(mine, shard)
+            state = tree.map_leaves(lambda leaf: leaf.to(self.device), torch.vmap(start)(mine, shard))
             wait(self.device)
             began = time.perf_counter()
             rows = torch.arange(len(questions), device=self.device)

@@ -23,7 +23,7 @@ from ..corruptions import CORRUPTION_VERSION
 from ..data import load_dataset
 from ..data.plan import Federation, build
 from ..data.pool import Pool
-from ..engine.evaluate import answer_stream, score
+from ..engine.evaluate import answer_one, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
 from ..engine.shards import Shards
@@ -269,10 +269,9 @@ class Work:
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
         """Peak tensor memory while one sample is answered, in MiB."""
-        image, label = self.federation.pool.images[:1], self.federation.pool.labels[:1]
-        shard, path = self.run.shards[0], (self.run.seed, "memory")
+        asked = Question(0, self.federation.pool.images[:1], (self.run.seed, "memory"))
         with code_of_a_method(), one_thread_of_torch():
-            return measure_peak(lambda: answer_stream(method, mine, shard, image, label, path))
+            return measure_peak(lambda: answer_one(method, mine, self.run.shards[0], asked))
 
 
 def split(items: Sequence[T], most: int) -> list[Sequence[T]]:

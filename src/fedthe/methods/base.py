@@ -47,7 +47,7 @@ class Rounds:
         return cross_entropy(net.logits(params, batch.x), batch.y)
 
     def aggregate(self, shared: Tree, uploads: Tree, weights: Tensor) -> Tree:
-        """The next `shared`, from stacked uploads [clients, ...] and the clients' training rows, counted [clients]."""
+        """The next `shared`, from stacked uploads [clients, ...] and the numbers of training rows [clients]."""
         return tree.weighted_mean(uploads, weights)
 
 
@@ -86,7 +86,7 @@ class InitialState(NamedTuple):
 
     shared: Tree
     averages: Tree
-    mine: Tree  # what each client keeps: a branch "rounds" and a branch "personal"; a part that is both has the second
+    mine: Tree  # what each client keeps, in the branches "rounds" and "personal"; the latter for one part that is both
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Method:
     def answer(self, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         """The answers to a whole stream, and the predictor's state after it."""
         if self.predictor.window is None:
-            return self.predictor.answer(self, mine, state, samples)
+            return self.predictor.respond(self, mine, state, samples)
         window = self.predictor.window
         return samples.scan(self.predictor.answer_given, self, mine, state, samples.x, window=window)
 
@@ -125,7 +125,7 @@ class Method:
 
     @property
     def core(self) -> Method:
-        """The training of the shared model: methods with equal ones are trained side by side. One part stays whole."""
+        """The training of the shared model alone. Methods with equal cores are trained side by side."""
         training = self.training
         return training if training.is_one_part else replace(training, personal=Personal())
 

@@ -41,7 +41,7 @@ def _find_parts(name: str, config: Config) -> Parts:
     if name not in known:
         raise InputError(f"there is no method {name!r}; {find_nearest(name, known)}")
     if not re.fullmatch(r"[\w.+ -]{1,100}", name):
-        raise InputError(f"{quote(name)} cannot be part of a file's name; call the method otherwise.")
+        raise InputError(f"{quote(name)} cannot be part of a file's name; rename the method.")
     parts, search_lr = arrange(known[name]), find_defaults(config.net).search_lr
     if search_lr is not None and isinstance(parts.predictor, HeadEnsemble):
         parts = set_hyper(parts, {"search.lr": search_lr}, name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..tree import Tree
 from ..types import Shard
 from .samples import Answers, Samples
@@ -18,23 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictor:
-    """Answers a stream of samples in order. A subclass overrides `answer`, and `start` if it keeps a state."""
+    """Answers a stream of samples in order. A subclass overrides `answer`, and `start` if it keeps a state.
+
+    Gradients are off; a predictor that needs one calls `differentiate` or `torch.func.grad`.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ()  # leaves of a client's state beside those of the network
 
     def check(self, method: Method) -> None:
-        """Refuse, before any work, a method that this predictor cannot serve for other reasons than `needs`."""
+        """Raise InputError if the method does not fit this predictor. `needs` is checked already."""
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        """The state before the first sample."""
+        """The state before the first sample: a tree of tensors. Called for every test stream of every client."""
         return {}
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
-        """The answers to the samples of a window, and the next state."""
+        """The answers to the samples of a window, and the next state: the same leaves, shapes and dtypes."""
         raise NotImplementedError
 
+    def respond(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        """`answer`, if it returns what it should."""
+        found = self.answer(method, mine, state, samples)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Answers)):
+            raise InputError(f"{type(self).__name__}.answer must return Answers and the next state, as a tuple.")
+        return found
+
     def answer_given(self, method: Method, mine: Tree, state: Tree, views: Tensor, x: Tensor) -> tuple[Answers, Tree]:
-        """The same for samples x [w, c, h, w] whose views are there: the step of a scan."""
+        """A step of a scan: the answers to samples x [window, c, h, w] with their views."""
 
         def draw(positions: Tensor) -> Tensor:
             if positions.device == views.device:
@@ -42,16 +53,16 @@ class Predictor:
             # by plain numbers: a GPU's graph cannot take a tensor from the host
             return torch.stack([views[position] for position in positions.tolist()])
 
-        return self.answer(method, mine, state, Samples(x, draw))
+        return self.respond(method, mine, state, Samples(x, draw))
 
     @property
     def window(self) -> int | None:
-        """How many samples are answered together. None: any number, with the same answers as one by one."""
+        """How many samples a call of `answer` gets. None: any number; the answers are the same as one by one."""
         return 1
 
     @property
     def augments(self) -> tuple[int, int]:
-        """How many steps of how many augmented views it uses of every sample."""
+        """The augmented views of each sample: the number of steps, and of views per step."""
         return 0, 0
 
     @property

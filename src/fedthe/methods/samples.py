@@ -23,12 +23,10 @@ class Answers:
     info: dict[str, Tensor] = field(default_factory=dict)  # per sample, such as the weight of the global head [n]
 
 
-# Functions that read no tensors but their arguments, so that an engine can compile them and keep the result:
-# of a method, a client's state, the views of one sample [steps, views, c, h, w] and its rows of some columns [1, ...],
-# to a row of the result [1, ...];
+# Engines compile both and cache the result, so they may read no tensors but their arguments.
+# fn(method, mine, views [steps, views, c, h, w], *columns [1, ...]) -> a row of the result [1, ...]
 OneSample = Callable[..., Tensor]
-# of a method, a client's state, the predictor's state, the views of w samples [w, steps, views, c, h, w] and their rows
-# of some columns [w, ...], to their answers and the next state.
+# step(method, mine, state, views [window, steps, views, c, h, w], *columns [window, ...]) -> answers, the next state
 Step = Callable[..., tuple[Answers, Tree]]
 
 

@@ -1,5 +1,5 @@
-"""TTT, online (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231): a second head tells how an image was turned;
-before answering a sample, train it and the extractor to tell that of the sample, and keep what was learned."""
+"""TTT, online (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231): a second head predicts how an image was
+rotated. Before each answer, the extractor and that head take a step on rotations of the sample, and keep it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Online(Predictor):
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         for _ in range(self.steps):
-            gradients = torch.func.grad(lose_direction)(state, method.net, samples.x)
+            gradients = torch.func.grad(rotation_loss)(state, method.net, samples.x)
             state = tree.map_leaves(lambda leaf, gradient: leaf - self.lr * gradient, state, gradients)
         with torch.no_grad():
             return Answers(method.logits(mine | state, samples.x)), state
@@ -42,7 +42,7 @@ class Online(Predictor):
         return 4 * self.steps + 1, 4 * self.steps
 
 
-def lose_direction(params: Tree, net: Net, x: Tensor) -> Tensor:
+def rotation_loss(params: Tree, net: Net, x: Tensor) -> Tensor:
     """The mean loss on one sample [1, c, h, w] turned all four ways."""
     h = net.features(params["body"], turn(x)[:, 0])
     return cross_entropy(F.linear(h, params["rotation"]), torch.arange(4, device=x.device)).mean()
