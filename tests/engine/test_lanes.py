@@ -211,7 +211,7 @@ def is_bad(shard):
 
 FAILURES = {
     Raises(): (Broken, "mine is wrong."),
-    Explodes(): (Diverged, "client 0 in round 2: the state's personal.out is not finite"),
+    Explodes(): (Diverged, "client 0 in round 2: the state's personal.personal.out is not finite"),
     Diverges(): (Diverged, "client 0 in round 2: the loss is nan"),
 }
 
@@ -253,7 +253,7 @@ def test_a_method_that_fails_in_one_run_goes_on_in_the_others(engine):
         if seed == 0:
             assert_same(bad, train_alone(methods[1], engine, settings, seed))
         else:
-            assert str(bad) == "client 0 in round 1: the state's personal.out is not finite"
+            assert str(bad) == "client 0 in round 1: the state's personal.personal.out is not finite"
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def test_only_the_method_whose_state_is_bad_leaves_the_client_out(engine):
     (outcomes,) = train_beside(methods, engine, settings)
     for method, outcome in zip(methods, outcomes, strict=True):
         assert_same(outcome, train_alone(method, engine, settings))
-    said = "the state's personal.out is not finite; left out"
+    said = "the state's personal.personal.out is not finite; left out"
     assert outcomes[0].server.skipped == tuple(f"client {BAD} in round {number}: {said}" for number in (2, 3))
     assert outcomes[0].clients.rounds.tolist() == [2, 0, 2]
     assert outcomes[1].server.skipped == outcomes[2].server.skipped == ()
@@ -381,11 +381,11 @@ def test_what_a_client_keeps_is_its_own_to_write_into(engine):
     shards = make_data()[0]
     begun = start(method, CLIENTS, 0)
     ((first,),) = train_together([method], [Run(0, shards)], replace(SETTINGS, rounds=1), [[begun]], engine)
-    assert [mine["own"].tolist() for mine in begun.clients] == [[0, 0, 0]] * CLIENTS
-    assert [mine["own"].tolist() for mine in first.clients] == [[2, 2, 2]] * CLIENTS
+    assert [mine["personal"]["own"].tolist() for mine in begun.clients] == [[0, 0, 0]] * CLIENTS
+    assert [mine["personal"]["own"].tolist() for mine in first.clients] == [[2, 2, 2]] * CLIENTS
     ((second,),) = train_together([method], [Run(0, shards)], SETTINGS, [[first]], engine)
-    assert [mine["own"].tolist() for mine in first.clients] == [[2, 2, 2]] * CLIENTS
-    assert [mine["own"].tolist() for mine in second.clients] == [[4, 4, 4]] * CLIENTS
+    assert [mine["personal"]["own"].tolist() for mine in first.clients] == [[2, 2, 2]] * CLIENTS
+    assert [mine["personal"]["own"].tolist() for mine in second.clients] == [[4, 4, 4]] * CLIENTS
     assert second.averages["mean"].tolist() == [4, 4, 4]
 
 

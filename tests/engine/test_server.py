@@ -228,7 +228,7 @@ class KeepsLess(Personal):
 )
 def test_a_state_with_other_leaves_is_refused_and_not_filled_with_what_was_in_memory(case, says):
     result = train_one_round(Method(NET, personal=KeepsLess(case)), Loop())
-    with pytest.raises(Diverged, match=f"client 1 in round 1: its state's {says}"):
+    with pytest.raises(Diverged, match=f"client 1 in round 1: its state's personal.{says}"):
         raise result
 
 
@@ -245,7 +245,7 @@ class KeepsOdd(Personal):
 
 def test_the_stack_refuses_other_states_too():
     result = train_one_round(Method(NET, personal=KeepsOdd()), Stack())
-    with pytest.raises(Diverged, match=r"client 0 in round 1: its state's own has shape \[3\], not \[2\]"):
+    with pytest.raises(Diverged, match=r"client 0 in round 1: its state's personal.own has shape \[3\], not \[2\]"):
         raise result
 
 
