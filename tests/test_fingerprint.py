@@ -171,6 +171,7 @@ def test_the_word_on_answers_from_disk(data, tmp_path, fedthe):
 HELPED = """
 import functools, types, collections
 from dataclasses import dataclass
+import numpy as np
 import torch
 {imports}
 from fedthe.methods.base import Answers, Predictor
@@ -186,6 +187,7 @@ def remembered(x):
     return x * 1.0
 HELD, SPACE, SPAN, QUEUE = Holder(1.0), types.SimpleNamespace(v=1.0), range(3), collections.deque([1.0])
 PART, ACT, DTYPE = functools.partial(plain, by=1.0), torch.tanh, torch.float32
+KIND = np.dtype("uint8")
 LAYER = torch.nn.Linear(1, 1, bias=False)
 with torch.no_grad():
     LAYER.weight.fill_(1.0)
@@ -227,6 +229,7 @@ def mark_helped(use, change=("", ""), imports="", inside="pass"):
         ("remembered(x)", ("return x * 1.0", "return x * 2.0")),
         ("ACT(x)", ("torch.tanh", "torch.neg")),
         ("DTYPE", ("torch.float32", "torch.float64")),
+        ("KIND", ("uint8", "int8")),
         ("LAYER(x)", ("fill_(1.0)", "fill_(2.0)")),
         ("HALF", ("torch.ones(2, dtype", "torch.zeros(2, dtype")),
     ],

@@ -216,8 +216,8 @@ def test_odd_zips_are_refused(tmp_path: Path) -> None:
     inner = write_npz(tmp_path / "inner.npz", good).read_bytes()
     fails(lambda: load_dataset(f"npz:{write_npz(file, good | {'inner.npz': inner})}"), file, "not an array")
     fails(lambda: load_dataset(f"npz:{write_npz(file, good | {'classes': b'x'})}"), file, "not an array")
-    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_BZIP2)}"), file, "packed")
-    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_LZMA)}"), file, "packed")
+    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_BZIP2)}"), file, "compressed")
+    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_LZMA)}"), file, "compressed")
     with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("images.npy", "labels.npy", "images.npy"):

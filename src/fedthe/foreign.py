@@ -32,8 +32,22 @@ def say_error(error: BaseException) -> str:
     return flatten(text, 500).rstrip(".")
 
 
+@contextmanager
+def explain(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn any error of the block into the InputError "PROBLEM (its cause); ADVICE."; leave an InputError alone.
+
+    Any, because a damaged file can raise anything in the readers of zips, pickles, arrays and images.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{problem} ({say_error(error)}){f'; {advice}' if advice else ''}.") from None
+
+
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file to read. A FIFO or a device is refused: it could block or feed its reader forever."""
+    """Open a regular file for reading. FIFOs and devices are refused: they could block or never end."""
     _refuse_special(path, os.stat(path).st_mode)  # first, because opening a device can have side effects
     # O_NONBLOCK: if a FIFO has replaced the file since, opening it does not wait for a writer
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -61,7 +75,7 @@ def _refuse_special(path: Path, mode: int) -> None:
 
 
 def find_room() -> int:
-    """The bytes that a dataset may take: half of the memory of this machine or container."""
+    """How many bytes a dataset may take: half of the memory of this machine or container."""
     try:
         sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -72,19 +86,19 @@ def find_room() -> int:
     return min(sizes) // 2
 
 
-def check_room(what: str, size: int, way_out: str) -> None:
+def check_room(what: str, size: int, advice: str) -> None:
     """Refuse `size` bytes before they are allocated, if they are too many."""
     room = find_room()
     if size > room:
         raise InputError(
             f"{what} would take {size / 1e9:,.1f} GB, more than half of this machine's memory ({room / 1e9:,.1f} GB); "
-            f"{way_out}."
+            f"{advice}."
         )
 
 
 @dataclass(frozen=True)
 class Header:
-    """The shape and dtype of an array, known before it is read."""
+    """Shape and dtype of an array, known before the array is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -96,13 +110,13 @@ class Header:
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """The headers of the arrays in an npz file, by name; nothing is unpacked."""
+    """The headers of the arrays in an npz file, by name, without unpacking any array."""
     with _open_npz(path) as (archive, entries):
         return {name: _read_header(archive, entry) for name, entry in entries.items()}
 
 
 def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, or those named, in C order and native byte order; pickles are refused."""
+    """The arrays of an npz file (all, or those in `names`) in C order and native byte order; pickles are refused."""
     with _open_npz(path) as (archive, entries):
         wanted = {name: entries[name] for name in (entries if names is None else names)}
         size = sum(_read_header(archive, entry).size for entry in wanted.values())
@@ -121,17 +135,11 @@ def read_npy(path: Path) -> np.ndarray:
 
 @contextmanager
 def _open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    try:
+    with explain(f"{show_path(path)} is not a readable npz file", "make or fetch it again"):
+        if not path.exists():
+            raise InputError(f"{show_path(path)} does not exist.")
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             yield archive, _list_entries(archive)
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{show_path(path)} does not exist.") from None
-    except Exception as error:  # a damaged file can raise anything in the zip, zlib and npy readers
-        raise InputError(
-            f"{show_path(path)} is not a readable npz file ({say_error(error)}); make or fetch it again."
-        ) from None
 
 
 def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -145,7 +153,7 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         if entry.flag_bits & 1:
             raise ValueError(f"{clean(name)!r} in it is encrypted")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{clean(name)!r} in it is packed in a way that NumPy does not use")
+            raise ValueError(f"{clean(name)!r} in it is compressed in a way that NumPy does not use")
         entries[name] = entry
     return entries
 
@@ -156,7 +164,7 @@ def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 
 def _check_header(name: str, stream: IO[bytes], size: int) -> Header:
-    """The header of an npy file. It must match the file's `size`, so that nothing larger is allocated."""
+    """The header of an npy file, which must match the file's `size`, so that nothing larger is allocated."""
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):  # 3.0 is only for records
         raise ValueError(f"{name!r} is of npy version {version[0]}.{version[1]}")

@@ -29,7 +29,7 @@ def title_of(test: str, federation: Federation) -> str:
 
 
 def draw_clients(federation: Federation, path: Path) -> None:
-    """A heat map, class by client, of how many rows of each class every client holds."""
+    """A heat map of the number of rows of each class that each client holds."""
     from matplotlib.figure import Figure
 
     counts = federation.class_counts.T  # [classes, clients]
@@ -107,5 +107,5 @@ def _caption(federation: Federation, stream: Stream) -> list[str]:
 
 def save(figure: Figure, path: Path) -> None:
     with whole_file(path) as part, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # it is drawn as a box
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         figure.savefig(part, format="png", dpi=130)

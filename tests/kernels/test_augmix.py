@@ -176,5 +176,5 @@ def test_rows_go_through_the_kernel_where_there_is_one(monkeypatch):
     "keys", [torch.zeros(2, 2), torch.zeros(3, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]
 )
 def test_keys_that_do_not_fit_are_refused(keys):
-    with pytest.raises(InputError, match="two int64 words of a key"):
+    with pytest.raises(InputError, match="a key of two int64 words"):
         augmix_rows(torch.zeros(2, 8, 8, 3, dtype=torch.uint8), keys, torch.arange(2), 4)

@@ -67,7 +67,7 @@ def make_federation(clients: int, train: int) -> Federation:
     pool = Pool("made", make_images(labels), labels, tuple(map(str, range(CLASSES))))
     mine = np.arange(clients * rows).reshape(clients, rows)
     splits = [Split(k[:train], k[train : train + fifth], k[train + fifth :]) for k in mine]
-    return Federation(Dataset(pool), Settings(clients, DIRICHLET), tuple(splits), {}, ())
+    return Federation(Dataset(pool), Settings(clients, DIRICHLET), tuple(splits), {})
 
 
 def make_images(labels: np.ndarray, noises: int = 509) -> np.ndarray:

@@ -7,9 +7,9 @@ https://arxiv.org/abs/1903.12261. The constants are those of CIFAR-10-C.
 kind, add it to that table, and append its name to CORRUPTIONS below. (Every test row then draws its corruption anew.)
 
 The result for an image does not depend on the rest of the batch, the batch size, the order or the number of threads:
-- every draw is keyed by (seed, "corrupt", name) and the image's item, and by nothing else;
-- where a library picks the order of a sum, the terms are whole numbers below 2**24, which float32 holds exactly;
-- all other arithmetic is one rounded operation per element at a time, so that nothing is fused on one path only.
+- every draw is keyed only by (seed, "corrupt", name) and the image's item;
+- where a library picks the order of a sum, the terms are integers below 2**24, which float32 holds exactly;
+- all other arithmetic is one rounded elementwise operation at a time, so that nothing is fused on one path only.
 """
 
 from __future__ import annotations
@@ -26,23 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CORRUPTION_VERSION = 1  # raise it when pixels change, so that cached images are computed again
-# The order is part of the benchmark: a test row draws its corruption by position. Names alone, without torch.
+# The order is part of the benchmark: a test row draws its corruption by position. Only names, so torch is not needed.
 CORRUPTIONS = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
+    *("gaussian_noise", "shot_noise", "impulse_noise"),
+    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
+    *("snow", "frost", "fog", "brightness"),
+    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
 )
 
 
@@ -52,13 +41,12 @@ def corrupt(
     """Apply the corruption `name` at `severity` 1 to 5 to `images`, uint8 [n, height, width, 1 or 3].
 
     `items`, int64 [n], identifies the sample behind each image; random draws depend on it. `frost` holds textures,
-    uint8 [height, width, 3] each (see `data.frost.load_frost`); by default, textures made by code are used.
+    uint8 [height, width, 3] each (see `data.frost.load_frost`); by default, they are generated.
     """
     import torch
 
-    from ..images import check_images
     from .frost import enlarge_frost, make_frost
-    from .shared import GROUPED, ItemDraws, values_at_a_time
+    from .shared import GROUPED, ItemDraws, check_images, values_at_a_time
     from .table import TABLE
 
     if name not in TABLE:
@@ -83,7 +71,7 @@ def corrupt(
 def corrupt_mixed(
     images: Tensor, kinds: Tensor, severity: int, items: Tensor, seed: int, frost: Iterable[Tensor] | None = None
 ) -> Tensor:
-    """Apply to each image i its own corruption, CORRUPTIONS[kinds[i]]; `kinds` is int [n]."""
+    """Apply CORRUPTIONS[kinds[i]] to image i; `kinds` is int [n]."""
     import torch
 
     present: list[int] = torch.unique(kinds).tolist()

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import diags, kron
 from torch import Tensor
 
-from .mixing import cross, make_mix, mix_pixels, read, scale_rows, streak
+from .mixing import make_mix, mix_pixels, read, streak
 from .shared import ItemDraws, gaussian, mirror, to_bytes, zoom_places
 
 
@@ -19,7 +20,7 @@ def defocus_blur(x: Tensor, draws: ItemDraws, radius: float, rim: float) -> Tens
 
 @lru_cache(maxsize=8)
 def _make_defocus(h: int, w: int, radius: float, rim: float) -> Tensor:
-    """A disk, softened at its rim by a 3 x 3 Gaussian; the image is mirrored at its border pixels."""
+    """A disk, softened at its rim by a 3 x 3 Gaussian; the image is reflected at its border pixels."""
     from scipy.ndimage import convolve1d
 
     reach = np.arange(-3, 4)
@@ -28,14 +29,14 @@ def _make_defocus(h: int, w: int, radius: float, rim: float) -> Tensor:
     soft = np.array([edge, 1, edge]) / (1 + 2 * edge)
     kernel = convolve1d(convolve1d(disk / disk.sum(), soft, 0), soft, 1)
     down, across = ([read(mirror(torch.arange(n) + d, n, 0).numpy()) for d in reach.tolist()] for n in (h, w))
-    return make_mix(kernel[i, j] * cross(down[i], across[j]) for i, j in np.argwhere(kernel > 0))
+    return make_mix(kernel[i, j] * kron(down[i], across[j], format="csr") for i, j in np.argwhere(kernel > 0))
 
 
 def glass_blur(x: Tensor, draws: ItemDraws, sigma: float, passes: int) -> Tensor:
     """Each pixel takes the value of a neighbour above or to the left, between two light blurs.
 
-    The loop of CIFAR-10-C means to swap two pixels but assigns NumPy views, so that it copies one onto the other. It
-    runs through the image backwards, so that the source has not changed yet: one pass is a single gather.
+    The loop of CIFAR-10-C means to swap two pixels but assigns NumPy views, so it copies one onto the other. It runs
+    backwards through the image, so the source has not changed yet, and one pass is a single gather.
     """
     n, h, w, c = x.shape
     smooth = _make_glass(h, w, sigma)
@@ -44,7 +45,7 @@ def glass_blur(x: Tensor, draws: ItemDraws, sigma: float, passes: int) -> Tensor
     moved = (rows > 1) & (columns > 1)
     place = (rows * w + columns).flatten()
     source = place.expand(n, -1)
-    for i in reversed(range(passes)):  # the last pass says where to look in the result of the one before
+    for i in reversed(range(passes)):  # the last pass reads from the result of the one before
         up, left = draw >> 31 - 2 * i & 1, draw >> 30 - 2 * i & 1
         source = (place - ((up * w + left) * moved).flatten(1)).gather(1, source)
     pixels = to_bytes(mix_pixels(x, smooth)).reshape(n * h * w, c)
@@ -54,14 +55,14 @@ def glass_blur(x: Tensor, draws: ItemDraws, sigma: float, passes: int) -> Tensor
 
 @lru_cache(maxsize=8)
 def _make_glass(h: int, w: int, sigma: float) -> Tensor:
-    """A Gaussian cut at four sigma; beyond the image, its border pixels are repeated."""
+    """A Gaussian truncated at four sigma; outside the image, its border pixels are repeated."""
     weights = gaussian(sigma, 4)
     reach = len(weights) // 2
     down, across = (
-        sum(weight * read(np.clip(np.arange(n) + i - reach, 0, n - 1), n) for i, weight in enumerate(weights))
+        sum(weight * read(np.clip(np.arange(n) + i - reach, 0, n - 1)) for i, weight in enumerate(weights))
         for n in (h, w)
     )
-    return make_mix([cross(down, across)])
+    return make_mix([kron(down, across, format="csr")])
 
 
 def motion_blur(x: Tensor, draws: ItemDraws, radius: int, sigma: float) -> Tensor:
@@ -79,7 +80,7 @@ def _make_zoom(h: int, w: int, end: float) -> Tensor:
 
     def enlarge(n: int, factor: float) -> Any:
         low, high, part = zoom_places(n, factor)
-        return scale_rows(read(low, n), 1 - part) + scale_rows(read(high, n), part)
+        return diags(1 - part) @ read(low) + diags(part) @ read(high)
 
     share = 1 / (len(factors) + 1)
-    return make_mix(share * cross(enlarge(h, z), enlarge(w, z)) for z in (1.0, *factors))
+    return make_mix(share * kron(enlarge(h, z), enlarge(w, z), format="csr") for z in (1.0, *factors))

@@ -7,6 +7,7 @@ from io import BytesIO
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from .shared import ItemDraws, gaussian, in_cache, mirror, to_bytes
@@ -18,7 +19,7 @@ def contrast(x: Tensor, draws: ItemDraws, keep: float) -> Tensor:
 
 
 def elastic_transform(x: Tensor, draws: ItemDraws, push: float, sigma: float, jitter: float) -> Tensor:
-    """An affine map, then smoothed displacements; the settings are shares of the image's side."""
+    """An affine map, then smoothed displacements; the settings are relative to the image's side."""
     size = min(x.shape[1:3])
     planes = _warp_affine(x.permute(0, 3, 1, 2).float(), draws, jitter * size)
     if push:
@@ -27,9 +28,9 @@ def elastic_transform(x: Tensor, draws: ItemDraws, push: float, sigma: float, ji
 
 
 def _warp_affine(planes: Tensor, draws: ItemDraws, jitter: float) -> Tensor:
-    """Three points of each image move by up to `jitter` and take the image along; float [n, c, h, w].
+    """The affine map that moves three points of each image by up to `jitter` pixels; float [n, c, h, w].
 
-    As in the OpenCV of CIFAR-10-C, places are rounded to 1/32 pixel: the weights are whole numbers, the sums exact.
+    As in OpenCV, which CIFAR-10-C uses, positions are rounded to 1/32 pixel: weights are integers and sums exact.
     """
     _, _, h, w = planes.shape
     across, down = (place.to(planes.device) for place in _affine_places(draws, h, w, jitter))
@@ -46,9 +47,9 @@ def _warp_affine(planes: Tensor, draws: ItemDraws, jitter: float) -> Tensor:
 
 
 def _affine_places(draws: ItemDraws, h: int, w: int, jitter: float) -> tuple[Tensor, Tensor]:
-    """Where each pixel of the result reads, across and down, in 1/32 pixel: int32 [n, h, w] each.
+    """The position that each pixel of the result reads, across and down, in 1/32 pixel: int32 [n, h, w] each.
 
-    In double precision, which not every device has, so on the CPU: it is only a few numbers.
+    Computed in double precision, which not every device has, so on the CPU: it is only a few numbers.
     """
     cells = ItemDraws(draws.path, draws.items.cpu()).words("points", 6) >> 9
     moves = ((cells + 0.5) * (2.0**-22) - 1).mul_(jitter).view(-1, 3, 2)
@@ -71,7 +72,7 @@ def _affine_places(draws: ItemDraws, h: int, w: int, jitter: float) -> tuple[Ten
 
 
 def _displace(planes: Tensor, draws: ItemDraws, push: float, weights: np.ndarray) -> Tensor:
-    """Each pixel reads a little aside, by a smoothed random field; the image is mirrored beyond its border pixels."""
+    """Each pixel reads at an offset from a smoothed random field; the image is reflected beyond its border pixels."""
     n, _, h, w = planes.shape
     field = draws.uniform("field", 2 * h * w).mul_(2).sub_(1).view(n, 2, h, w)
     field = _smooth(_smooth(field, weights, 2), weights, 3).mul_(push)
@@ -133,21 +134,17 @@ def jpeg_compression(x: Tensor, draws: ItemDraws, quality: int) -> Tensor:
 
 
 def _code_apart(x: Tensor, quality: int) -> Tensor:
-    """A JPEG file per image."""
-    from PIL import Image
-
+    """One JPEG file per image."""
     coded = [np.array(Image.open(_encode(image.squeeze(), quality), formats=("JPEG",))) for image in x.numpy()]
     return torch.from_numpy(np.stack(coded)).view(x.shape)
 
 
 def _code_together(x: Tensor, quality: int) -> Tensor:
-    """The same as _code_apart, bit for bit and ten times faster: one JPEG file for all images, stacked vertically.
+    """The same as _code_apart, bit for bit, but ten times faster: one JPEG file for all images, stacked vertically.
 
     JPEG codes blocks of 16 x 16 pixels one by one. Only the last step of decoding, which doubles the size of the
     colour planes, uses a block's neighbours; so the planes are read as stored, and doubled here for each image.
     """
-    from PIL import Image
-
     n, h, w, _ = x.shape
     file = _encode(x.numpy().reshape(n * h, w, 3), quality)
     planes = []
@@ -156,7 +153,7 @@ def _code_together(x: Tensor, quality: int) -> Tensor:
             picture.draft("YCbCr", (w // part, n * h // part))
             planes.append(torch.from_numpy(np.array(picture)).int().view(n, h // part, w // part, 3))
     luma, blue, red = planes[0][..., 0], *(_double(planes[1][..., k]) - 128 for k in (1, 2))
-    # libjpeg's own whole numbers: 1.402, 0.34414, 0.71414 and 1.772, times 2**16
+    # libjpeg's integers: 1.402, 0.34414, 0.71414 and 1.772, times 2**16
     colours = (
         luma + (91881 * red + 32768 >> 16),
         luma + (-22554 * blue - 46802 * red + 32768 >> 16),
@@ -166,15 +163,13 @@ def _code_together(x: Tensor, quality: int) -> Tensor:
 
 
 def _encode(pixels: np.ndarray, quality: int) -> BytesIO:
-    from PIL import Image
-
     file = BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=quality)
     return file
 
 
 def _double(plane: Tensor) -> Tensor:
-    """int32 [n, h, w] at twice the size as libjpeg does it: three parts of the nearer value and one of the farther."""
+    """int32 [n, h, w] at twice the size as in libjpeg: three parts of the nearer value and one of the farther."""
     above, below = (torch.cat(rows, 1) for rows in ((plane[:, :1], plane[:, :-1]), (plane[:, 1:], plane[:, -1:])))
     tall = torch.stack((3 * plane + above, 3 * plane + below), 2).flatten(1, 2)
     left, right = (torch.cat(sides, 2) for sides in ((tall[..., :1], tall[..., :-1]), (tall[..., 1:], tall[..., -1:])))

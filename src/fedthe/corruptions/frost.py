@@ -1,4 +1,4 @@
-"""Textures of frost on glass, made by code: the photographs of CIFAR-10-C are not ours to ship.
+"""Generated textures of frost on glass, because the photographs of CIFAR-10-C are not ours to ship.
 
 Crystals that branch at 60 degrees, over rough ice with dark gaps; the same on every machine up to rounding.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import rng
 
 SIZE = 200
-# number of stems, their length, the share of rough ice, the contrast, and the colours of thin and thick ice
+# number of stems, their length, share of rough ice, contrast, colours of thin and thick ice
 _LOOKS = (
     (36, 90.0, 0.30, 1.30, (22, 40, 70), (240, 247, 252)),
     (81, 50.0, 0.35, 1.25, (16, 28, 50), (232, 242, 252)),
@@ -50,19 +50,19 @@ def _make_texture(number: int) -> Tensor:
 
 
 def _spread(light: np.ndarray) -> np.ndarray:
-    """Stretch to [0, 1] with a mean near 0.42, where photographs of frost lie."""
+    """Stretch to [0, 1] with a mean near 0.42, as in photographs of frost."""
     low, high = np.quantile(light, (0.02, 0.99))
     light = np.clip((light - low) / (high - low), 0, 1)
     return np.asarray(light ** (np.log(0.42) / np.log(light.mean())))
 
 
 def _draw_needles(number: int, stems: int, length: float) -> np.ndarray:
-    """Light of crystals that branch twice at about 60 degrees; float [SIZE, SIZE] in [0, 1]."""
-    fine = 2 * SIZE  # drawn twice as large and averaged, so that lines are smooth
+    """Crystals that branch twice at about 60 degrees; float [SIZE, SIZE] in [0, 1]."""
+    fine = 2 * SIZE  # drawn at twice the size and averaged, so that lines are smooth
     draws = rng.uniform(rng.key("frost", number, "stems"), np.arange(stems, dtype=np.int64), 5)
     angle = draws[:, 2] * 2 * np.pi
     reach = length * 2 * (0.6 + 0.8 * draws[:, 3])
-    # one middle of a stem per cell of a grid, so that no large part of the glass stays bare
+    # the middle of one stem per cell of a grid, so that no large part of the glass stays empty
     side = np.ceil(stems**0.5)
     cell = np.stack((np.arange(stems) // side, np.arange(stems) % side), 1)
     start = (cell + draws[:, :2]) / side * fine - 0.4 * reach[:, None] * np.stack((np.sin(angle), np.cos(angle)), 1)
@@ -97,7 +97,7 @@ def _branch(lines: Lines, children: int, shrink: float, key: rng.Key) -> Lines:
 
 
 def _add_lines(canvas: np.ndarray, lines: Lines, width: float) -> None:
-    """Light every pixel that a line passes, less towards its tip, and a little beside it."""
+    """Brighten every pixel along a line, less towards its tip, and a little beside it."""
     y, x, angle, length, light = (value[:, None] for value in lines)
     steps = np.arange(int(length.max()) + 1)[None]
     fade = light * np.clip(1 - steps / np.maximum(length, 1), 0, 1) ** 0.6
@@ -119,7 +119,7 @@ def _ridged_noise(number: int, cells: int, octaves: int) -> np.ndarray:
 
 
 def _smooth_noise(number: int, what: str, cells: int) -> np.ndarray:
-    """Random heights on a grid of cells, eased in between: float [SIZE, SIZE] in [0, 1]."""
+    """Random heights on a grid, interpolated smoothly: float [SIZE, SIZE] in [0, 1]."""
     grid = rng.uniform(rng.key("frost", number, what), np.arange(cells + 2, dtype=np.int64), cells + 2)
     place = np.arange(SIZE) * cells / SIZE
     low = place.astype(int)

@@ -1,4 +1,4 @@
-"""Each pixel as a weighted sum of pixels, with whole weights, so that sums are exact in any order."""
+"""Pixels as weighted sums of pixels, with integer weights, so that sums are exact in any order."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix, diags
 from torch import Tensor
 
-UNIT = 65_520  # what the weights of a pixel add up to: times a byte it is below 2**24; and fifths, ninths are whole
-TURNS = 256  # directions of streaks in a quarter circle: enough, since trails go over whole pixels
+UNIT = 65_520  # the sum of a pixel's weights: times a byte it is below 2**24, and its fifths and ninths are integers
+TURNS = 256  # directions of streaks in a quarter circle: enough, because a trail consists of whole pixels
 _LOCK = Lock()
 
 
 def mix_pixels(x: Tensor, mix: Tensor) -> Tensor:
-    """Each pixel as a mix of pixels, float [n, h, w, c]; the sparse `mix` [h * w, h * w] holds whole parts of UNIT."""
+    """Each pixel as a weighted sum of pixels, float [n, h, w, c]; the sparse `mix` [h * w, h * w] is in 1 / UNIT."""
     mixed = torch.sparse.mm(mix.to(x.device), _to_columns(x))
     return _from_columns(_divide_by_unit(mixed), x.shape)
 
 
 def _divide_by_unit(total: Tensor) -> Tensor:
-    """Divide in place, by a tensor: CUDA multiplies by the rounded inverse of a plain number instead."""
+    """Divide in place by a tensor: by a plain number, CUDA would multiply with its rounded inverse."""
     return total.div_(total.new_tensor(UNIT))
 
 
@@ -41,41 +42,25 @@ def _from_columns(columns: Tensor, shape: torch.Size) -> Tensor:
 # Sparse matrices of scipy, which has no types
 
 
-def read(index: np.ndarray, size: int | None = None) -> Any:
-    """Row i reads entry index[i] of a vector."""
-    from scipy.sparse import csr_matrix
-
+def read(index: np.ndarray) -> Any:
+    """The matrix whose row i reads entry index[i] of a vector as long as the index."""
     n = len(index)
-    return csr_matrix((np.ones(n), (np.arange(n), index)), shape=(n, size or n))
-
-
-def scale_rows(matrix: Any, by: np.ndarray) -> Any:
-    from scipy.sparse import diags
-
-    return diags(by) @ matrix
-
-
-def cross(down: Any, across: Any) -> Any:
-    from scipy.sparse import kron
-
-    return kron(down, across, format="csr")
+    return csr_matrix((np.ones(n), (np.arange(n), index)), shape=(n, n))
 
 
 def make_mix(parts: Any) -> Tensor:
-    """The sum of `parts`, its rows rounded to whole numbers that add up to UNIT, as a sparse tensor."""
-    from scipy.sparse import csr_matrix
-
+    """The sum of `parts` as a sparse tensor whose rows are rounded to integers that add up to UNIT."""
     mix = sum(parts)
     whole = csr_matrix((np.rint(mix.data * UNIT), mix.indices, mix.indptr), shape=mix.shape)
     rest = UNIT - np.asarray(whole.sum(1)).ravel()
-    most = np.asarray(whole.argmax(1)).ravel()  # the largest weight takes what rounding left over
-    whole = (whole + scale_rows(read(most), rest)).tocoo()
+    most = np.asarray(whole.argmax(1)).ravel()  # the largest weight takes the rounding error
+    whole = (whole + diags(rest) @ read(most)).tocoo()
     whole.sum_duplicates()
     whole.eliminate_zeros()
     index = torch.from_numpy(np.stack((whole.row, whole.col)).astype(np.int64))
     data = torch.from_numpy(whole.data.astype(np.float32))
     with _LOCK, warnings.catch_warnings():  # all threads share the warning filters
-        warnings.simplefilter("ignore")  # torch 2.11 warns that it checks nothing, even if told not to
+        warnings.simplefilter("ignore")  # torch 2.11 warns that it skips checks, even when asked to
         return torch.sparse_coo_tensor(index, data, whole.shape, check_invariants=False, is_coalesced=True)
 
 
@@ -83,7 +68,7 @@ def make_mix(parts: Any) -> Tensor:
 
 
 def streak(x: Tensor, draw: Tensor, radius: int, sigma: float, first: int) -> Tensor:
-    """A one-sided Gaussian trail in a direction between `first` and `first` + 90 degrees; rounded, not truncated.
+    """A one-sided Gaussian trail in a direction from `first` to `first` + 90 degrees; rounded, not truncated.
 
     draw: int64 [n] in [0, 2**32). Images with the same trail are processed together: each tap is one shifted copy.
     """
@@ -112,7 +97,7 @@ def streak(x: Tensor, draw: Tensor, radius: int, sigma: float, first: int) -> Te
 
 @lru_cache(maxsize=16)
 def _make_trails(radius: int, sigma: float, first: int) -> tuple[list[int], np.ndarray, Tensor]:
-    """Whole weights [taps] that add up to UNIT, the different trails [trails, taps, (x, y)], and each turn's trail."""
+    """Integer weights [taps] that add up to UNIT, the distinct trails [trails, taps, (x, y)], and each turn's trail."""
     taps = np.arange(2 * radius + 1)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
     whole = np.rint(weights / weights.sum() * UNIT).astype(int)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .shared import ItemDraws, to_bytes
 
-GUIDE = 11  # leading bits of a draw that usually decide
+GUIDE = 11  # leading bits of a draw that usually determine the result
 
 
 def gaussian_noise(x: Tensor, draws: ItemDraws, scale: float) -> Tensor:
@@ -30,11 +30,11 @@ def shot_noise(x: Tensor, draws: ItemDraws, photons: int) -> Tensor:
 
 @lru_cache(maxsize=5)
 def _count_photons(photons: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each level, which of the 2**23 cells of a uniform draw lead to which byte.
+    """For each level, which of the 2**23 cells of a uniform draw give which byte.
 
     thresholds: the first cell of each next count, level after level, as level * 2**23 + cell; int64.
-    values: the byte that each count stands for, in the same order; int16.
-    guide: int16 [256 * 2**GUIDE]: the byte that all cells with these first bits lead to, or -1 where they differ.
+    values: the byte of each count, in the same order; int16.
+    guide: int16 [256 * 2**GUIDE]: the byte of all cells with these leading bits, or -1 if they differ.
     """
     from scipy.stats import poisson
 
@@ -53,6 +53,6 @@ def _count_photons(photons: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def impulse_noise(x: Tensor, draws: ItemDraws, amount: float) -> Tensor:
-    """Turn a share of the values, each channel on its own, into white or black, half of them each."""
+    """Set a share of the values, each channel independently, to white or black, half of them each."""
     draw = draws.uniform("noise", x[0].numel()).view(x.shape)
     return x.masked_fill(draw < amount, 0).masked_fill_(draw < amount / 2, 255)

@@ -1,4 +1,4 @@
-"""What several corruptions share: random draws, batch sizes, levels, luma, borders and weights."""
+"""What several corruptions share: a check of images, random draws, batch sizes, levels, luma, borders and weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,25 @@ import torch
 from torch import Tensor
 
 from .. import rng
+from ..errors import InputError
 
 LUMA = (0.299, 0.587, 0.114)
-CACHED = 128 * 32 * 32 * 3  # values: so many stay in the processor's cache
-GROUPED = 64 * CACHED  # values, for corruptions that handle images with the same draw together
+CACHED = 128 * 32 * 32 * 3  # values processed at a time, so that they stay in the CPU's cache
+GROUPED = 64 * CACHED  # the same for corruptions that handle images with the same draw together
+
+
+def check_images(images: Tensor, items: Tensor, what_for: str) -> None:
+    """Refuse all but uint8 [n, height, width, 1 or 3] of at least 8 x 8 pixels, with one int64 item each."""
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3) or min(images.shape[1:3]) < 8:
+        raise InputError(
+            f"images to {what_for} must be uint8 [n, height, width, 1 or 3] of at least 8 x 8 pixels, "
+            f"but they are {images.dtype} {list(images.shape)}."
+        )
+    if items.dtype != torch.int64 or items.shape != images.shape[:1]:
+        raise InputError(
+            f"there must be one int64 item per image, but there are {len(images)} images "
+            f"and items {items.dtype} {list(items.shape)}."
+        )
 
 
 def values_at_a_time(device: torch.device) -> int:
@@ -21,13 +36,13 @@ def values_at_a_time(device: torch.device) -> int:
 
 
 def in_cache(work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """`work` over the rows of `tensors`, a few at a time."""
+    """`work` applied to the rows of `tensors`, a few at a time."""
     step = max(1, values_at_a_time(tensors[0].device) // tensors[0][0].numel())
     return torch.cat([work(*rows) for rows in zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)])
 
 
 class ItemDraws(NamedTuple):
-    """Draws for each image, keyed by `path` and the image's item. `what` says what they are for."""
+    """Draws for each image, keyed by `path`, the image's item, and `what` they are for."""
 
     path: tuple[int | str, ...]
     items: Tensor  # int64 [n]
@@ -48,7 +63,7 @@ class ItemDraws(NamedTuple):
 
 
 def to_bytes(levels: Tensor) -> Tensor:
-    """Truncate to whole levels, as CIFAR-10-C does; the small addend keeps 254.99998, meant as 255, at 255."""
+    """Truncate to uint8, as CIFAR-10-C does; the small addend turns 254.99998, a rounded 255, into 255."""
     return (levels + 2e-4).clamp_(0, 255).to(torch.uint8)
 
 
@@ -61,13 +76,13 @@ def luma(x: Tensor) -> Tensor:
 
 
 def mirror(index: Tensor, size: int, repeat: int) -> Tensor:
-    """Fold an index less than `size` outside back in; the border pixel comes twice if `repeat` is 1, once if 0."""
+    """Reflect an index less than `size` outside back inside; `repeat` 1 repeats the border pixel, 0 does not."""
     inside = torch.maximum(index, -repeat - index)
     return torch.minimum(inside, 2 * size - 2 + repeat - inside)
 
 
 def gaussian(sigma: float, cut: float) -> np.ndarray:
-    """Weights of a Gaussian that is cut at `cut` sigmas."""
+    """Weights of a Gaussian truncated at `cut` sigmas."""
     reach = np.arange(int(cut * sigma + 0.5) + 1)
     half = np.exp(-0.5 * (reach / sigma) ** 2)
     weights = np.concatenate((half[:0:-1], half))
@@ -75,7 +90,7 @@ def gaussian(sigma: float, cut: float) -> np.ndarray:
 
 
 def zoom_places(n: int, factor: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where each of n pixels reads in a row whose middle is enlarged: the pixel before, the one after, how far on."""
+    """Interpolation that enlarges the middle of n pixels: left pixel, right pixel, and weight of the right one."""
     cut = int(np.ceil(n / factor))
     grown = round(cut * factor)
     place = (np.arange(n) + (grown - n) // 2) * ((cut - 1) / (grown - 1))

@@ -1,4 +1,4 @@
-"""Every corruption, with its function and its settings at severities 1 to 5, which are those of CIFAR-10-C."""
+"""Every corruption with its function and its settings at severities 1 to 5, which are those of CIFAR-10-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import blur, digital, noise, weather
 class Corruption(NamedTuple):
     apply: Callable[..., Tensor]  # (images uint8 [n, h, w, c], draws, **setting) -> the same shape and type
     settings: Mapping[str, tuple[float, float, float, float, float]]  # by parameter of `apply`
-    grouped: bool = False  # is faster on large batches, since it handles images with the same draw together
+    grouped: bool = False  # faster on large batches, because it handles images with the same draw together
 
 
 TABLE: dict[str, Corruption] = {

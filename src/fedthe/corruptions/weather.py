@@ -23,7 +23,7 @@ def snow(
     sigma: float,
     keep: float,
 ) -> Tensor:
-    """Noise above `floor` is flakes, which leave streaks and fall twice, once upside down, over a paler image."""
+    """Noise above `floor` becomes flakes with streaks, added twice, once upside down, to a paler image."""
     n, h, w, _ = x.shape
     flakes = _enlarge(draws.normal("flakes", h * w).t().reshape(h, w, n).mul_(std).add_(mean), zoom)
     flakes = to_bytes(flakes.masked_fill_(flakes < floor, 0).mul_(255)).permute(2, 0, 1)[..., None].contiguous()
@@ -33,7 +33,7 @@ def snow(
 
 
 def _whiten(x: Tensor, keep: float) -> Tensor:
-    """Move an image, in place, towards its own brightened grey; `keep` is the share that stays."""
+    """Blend an image, in place, with its own brightened grey; `keep` is the weight of the image."""
     pale = torch.maximum(x, luma(x).mul_(1.5).add_(127.5))
     return x.mul_(keep).add_(pale.mul_(1 - keep))
 
@@ -58,7 +58,7 @@ def frost(x: Tensor, draws: ItemDraws, keep: float, add: float, textures: Sequen
         if min(rows, columns) < 1:
             raise InputError(
                 f"frost texture {number + 1} is {texture.shape[0]} x {texture.shape[1]} pixels, "
-                f"but it must be larger than the images, which are {h} x {w}; take larger photographs."
+                f"but it must be larger than the images, which are {h} x {w}; use larger photographs."
             )
         mine = (which == number).nonzero().flatten()
         top, left = draw[mine, 1] * rows >> 32, draw[mine, 2] * columns >> 32
@@ -77,7 +77,7 @@ def fog(x: Tensor, draws: ItemDraws, thickness: float, decay: float) -> Tensor:
 
 
 def _diamond_square(bumps: Tensor, decay: float) -> Tensor:
-    """A plasma fractal in [0, 1] on a map without edges, from bumps in (-1, 1): float [side, side, n] both."""
+    """A plasma fractal in [0, 1] with periodic borders, from bumps in (-1, 1): float [side, side, n] both."""
     plasma = torch.zeros_like(bumps)
     step, height = len(bumps), 100.0
     while step >= 2:
@@ -87,7 +87,7 @@ def _diamond_square(bumps: Tensor, decay: float) -> Tensor:
         def fill(
             rows: slice, columns: slice, around: Sequence[Tensor], plasma: Tensor = plasma, scale: float = height**2
         ) -> None:
-            # CIFAR-10-C scales the bumps by their height twice: they fade with the square of the decay
+            # CIFAR-10-C multiplies the bumps by their height twice: they fade with the square of the decay
             mean = (around[0] + around[1] + around[2] + around[3]).mul_(0.25)
             plasma[rows, columns] = mean + bumps[rows, columns] * scale
 

@@ -36,7 +36,7 @@ LIMIT = 8 << 30  # bytes of one file; ImageNet-R, the largest, has 2.2 GB
 
 
 def download(url: str, part: Path, progress: OnProgress | None = None) -> None:
-    """Download `url` to `part` in at most three tries, resuming what an earlier try or run has left."""
+    """Download `url` to `part` in at most three tries, resuming what an earlier try or run left."""
     deadline = monotonic() + LONGEST
     for pause in (*PAUSES, None):
         try:
@@ -164,7 +164,7 @@ def follow(url: str, location: str) -> str:
 class _Watchdog(threading.Thread):
     """Disconnects a server that sends less than SLOWEST bytes a second, headers included, or takes too long.
 
-    A socket's own timeout is for a single read: a byte now and then would keep the reader waiting forever.
+    A socket's own timeout applies to a single read: a byte now and then would keep the reader waiting forever.
     """
 
     def __init__(self, deadline: float) -> None:

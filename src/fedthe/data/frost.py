@@ -1,4 +1,4 @@
-"""The frost photographs of CIFAR-10-C, for those who have them."""
+"""The frost photographs of CIFAR-10-C, for users who have them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def load_frost(folder: str | Path, count: int = 5) -> list[Tensor]:
     """The first `count` photographs of a folder, by name, at a fifth of their size: uint8 [height, width, 3] each.
 
-    CIFAR-10-C ships six and draws from the first five only, hence the default.
+    The default is 5 because CIFAR-10-C ships six and draws only from the first five.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -30,15 +30,12 @@ def load_frost(folder: str | Path, count: int = 5) -> list[Tensor]:
     files = [file for file in list_visible(folder) if file.suffix.lower() in (".png", ".jpg", ".jpeg")][:count]
     if not files:
         raise InputError(f"{show_path(folder)} holds no png or jpg file; put the frost photographs there.")
-    return [decode_image(show_path(file), partial(read_file, file, BYTES), _read_photograph) for file in files]
+    return [decode_image(show_path(file), partial(read_file, file, BYTES), _shrink) for file in files]
 
 
-def _read_photograph(image: Image) -> Tensor:
-    return _shrink(torch.from_numpy(np.array(image.convert("RGB"))))
-
-
-def _shrink(photograph: Tensor) -> Tensor:
-    """A fifth of the size by plain bilinear sampling, with no smoothing first, as CIFAR-10-C does: it stays crisp."""
+def _shrink(image: Image) -> Tensor:
+    """A fifth of the size by bilinear sampling without antialiasing, as CIFAR-10-C does: it stays crisp."""
+    photograph = torch.from_numpy(np.array(image.convert("RGB")))
     height, width = (max(1, round(side / 5)) for side in photograph.shape[:2])
     planes = photograph.permute(2, 0, 1)[None].float()
     small = torch.nn.functional.interpolate(planes, (height, width), mode="bilinear", align_corners=False)
