@@ -1,12 +1,12 @@
 """Every id of the package has one display name, and nobody keeps names of their own."""
 
 import pytest
-from fedthe.study.probing import MODES
 
 from fedthe.methods import METHODS
 from fedthe.names import METHOD_NAMES, NET_NAMES, OURS, PROBE_NAMES, TEST_NAMES, name_method, name_test
 from fedthe.nets import NETS
 from fedthe.study import draw
+from fedthe.study.figures.probing import MODES
 from helpers import ROOT
 
 SCRIPTS = sorted((ROOT / "src" / "fedthe" / "report" / "page" / "js").glob("*.js"))
