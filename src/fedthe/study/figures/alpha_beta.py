@@ -29,9 +29,5 @@ def measure(config: Config) -> dict[str, Any]:
     return {"alpha": GRID, "beta": GRID, "accuracy": average(found)}  # accuracy[test]["mean"][alpha][beta]
 
 
-FIGURE = Figure(
-    f"{METHOD_NAMES['fedthe']}'s accuracy by alpha and beta",
-    PAPER | {"methods": ["fedthe"]},
-    measure,
-    draw.draw_alpha_beta,
-)
+TITLE = f"{METHOD_NAMES['fedthe']}'s accuracy by alpha and beta"
+FIGURE = Figure(TITLE, PAPER | {"methods": ["fedthe"]}, measure, draw.draw_alpha_beta)
