@@ -110,7 +110,7 @@ def make_shown(
         tests=TESTS,
         seeds=list(seeds),
         scores=table,
-        costs={m: Cost(float(rng.uniform(0.01, 40)), 1.0, 0.0, 12.5) for m in methods},
+        costs={m: Cost(float(rng.uniform(0.01, 40)), 1.0, 0.0) for m in methods},
         paper=Paper(
             "main-dir0.1",
             "CNN on CIFAR10, Dir(0.1)",

@@ -1,4 +1,4 @@
-"""Display names of methods, test distributions and networks, by id. Ids that are not listed are shown as they are."""
+"""Display names of methods, test distributions and networks, by id. Other ids are shown as they are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHOD_NAMES = {
     "fedthe_plus": "FedTHE+",
 }
 OURS = ("fedthe", "fedthe_plus")
-PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # ways to fine-tune a pre-trained network
+PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network
 TEST_NAMES = {
     "original": "original",
     "corrupted": "corrupted",

@@ -1,6 +1,6 @@
-"""How the command ends: whatever goes wrong, the terminal gets one readable sentence and an exit code.
+"""How the command ends: any error becomes one readable sentence and an exit code.
 
-2 is bad input, 1 is work that failed, 70 is a bug, 130 and 143 are Ctrl-C and SIGTERM.
+2 is bad input, 1 is failed work, 70 is a bug, 130 and 143 are Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from .errors import Failed, InputError, is_disk_full, is_out_of_memory
-from .text import clean, find_nearest, hide_secrets, quote
+from .text import find_nearest, flatten, hide_secrets, quote
 
 LONGEST = 2000  # characters of a sentence
 PLAIN = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "━": "-", "•": "*"}
@@ -32,7 +32,7 @@ INTERRUPTED, TERMINATED, BUG = 130, 143, 70
 
 
 class Commands(TyperGroup):
-    """A group that refuses an unknown command in one sentence, with the nearest known one."""
+    """A group that refuses an unknown command in one sentence and suggests the nearest."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -53,20 +53,20 @@ def guard(app: Callable[..., Any]) -> NoReturn:
             code = app(prog_name="fedthe", standalone_mode=False)
         finally:
             if sys.stdout is not None:  # None if the caller closed it
-                sys.stdout.flush()  # now: at exit, a failure could not be reported any more
+                sys.stdout.flush()  # now, because a failure at exit could not be reported
     except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # older versions of click do not have it
+        if type(error).__name__ == "NoArgsIsHelpError":  # older versions of click lack the class
             error.show()
             sys.exit(error.exit_code)
         refuse(say_usage(error))
     except click.Abort:
         refuse("stopped.", INTERRUPTED)
-    except BrokenPipeError:  # the reader has gone, as `head` does
+    except BrokenPipeError:  # the reader is gone, such as `head`
         forget_output()
         sys.exit(1)
     except Exception as error:
         if isinstance(error, OSError):
-            forget_output()  # the output itself may be what could not be written
+            forget_output()  # it may be what could not be written
         sentence, code = explain(error)
         if os.environ.get("FEDTHE_DEBUG") == "1" and not isinstance(error, InputError | Failed):
             raise
@@ -82,11 +82,11 @@ def refuse(sentence: str, code: int = 2) -> NoReturn:
 def say(sentence: str) -> None:
     """Print one line on standard error, without control characters and secrets."""
     with suppress(OSError, ValueError):  # standard error is closed
-        print(f"fedthe: {clean(hide_secrets(' '.join(sentence.split())), LONGEST)}", file=sys.stderr, flush=True)
+        print(f"fedthe: {flatten(hide_secrets(sentence), LONGEST)}", file=sys.stderr, flush=True)
 
 
 def show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
-    """Warnings of the package are sentences; others are printed with their category."""
+    """Print warnings of the package as they are, others with their category."""
     say(str(message) if issubclass(category, UserWarning) else f"{category.__name__}: {message}")
 
 
@@ -98,14 +98,14 @@ def say_usage(error: click.ClickException) -> str:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """A sentence for a person, and an exit code."""
+    """A sentence for the user, and an exit code."""
     if isinstance(error, InputError):
         return str(error), 2
     if is_disk_full(error):
         return f"the disk is full ({shorten(error)}); free some space, then run the same command to continue.", 1
     if is_out_of_memory(error):
-        way_out = "use fewer clients, smaller images, batches or networks, or engine=loop on a GPU"
-        return f"there is not enough memory; {way_out}.", 1
+        advice = "use fewer clients, smaller images, batches or networks, or engine=loop on a GPU"
+        return f"there is not enough memory; {advice}.", 1
     if isinstance(error, Failed):
         return f"{error}.", 1
     if isinstance(error, RecursionError):
@@ -116,27 +116,26 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def shorten(error: BaseException) -> str:
-    """The type of an error and its message, in one short line."""
-    said = " ".join(str(error).split())
-    return clean(f"{type(error).__name__}: {said}" if said else type(error).__name__, 300)
+    """The type and the message of an error, in one short line."""
+    return flatten(f"{type(error).__name__}: {error}" if str(error).strip() else type(error).__name__, 300)
 
 
 def keep_traceback(error: Exception) -> str:
-    """Write the traceback to a file, and say where in a sentence."""
+    """Write the traceback to a file; return a sentence that says where."""
     try:
         handle, path = tempfile.mkstemp(prefix="fedthe-bug-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(hide_secrets("".join(traceback.format_exception(error))))
     except OSError:
-        return "Its traceback could not be written to a file; FEDTHE_DEBUG=1 prints it."
-    return f"Its traceback is in {path}; please report it."
+        return "The traceback could not be written to a file; FEDTHE_DEBUG=1 prints it."
+    return f"The traceback is in {path}; please report it."
 
 
 def write_anything(stream: IO[str] | None) -> None:
     """Replace characters that the encoding of a stream lacks, so that printing never fails."""
     codecs.register_error("fedthe", _replace)
     if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError, ValueError):  # it is closed, or its file was replaced
+        with suppress(OSError, ValueError):  # closed, or replaced by another file
             stream.reconfigure(errors="fedthe")
 
 
@@ -148,7 +147,7 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 def forget_output() -> None:
-    """Discard what standard output still buffers: at exit it would fail again."""
+    """Discard what standard output buffers, which would fail again at exit."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return
@@ -160,7 +159,7 @@ def forget_output() -> None:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, let the block save its work, say how to continue, and exit."""
+    """On Ctrl-C or SIGTERM, let the block save its work, then say how to continue and exit."""
     terminated = False
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Text for people: safe to print, free of secrets, with a hint for a misspelled word."""
+"""Text for people: safe to print, without secrets, with hints for misspelled words."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 
 def clean(name: str, limit: int = 60) -> str:
-    """A name that is safe to show: without control characters and lone surrogates, and at most `limit` long."""
+    """The name, safe to print: without control characters and lone surrogates, at most `limit` long."""
     plain = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in name)
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text has neither control characters nor lone surrogates, as names and paths should."""
+    """Whether text is free of control characters and lone surrogates, as names and paths should be."""
     return not any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
 def quote(value: object, limit: int = 80) -> str:
-    """The repr of a value for an error message, however large, deep or odd the value is."""
+    """The repr of any value, short enough for an error message."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = limit
     try:
@@ -32,18 +32,18 @@ def quote(value: object, limit: int = 80) -> str:
 
 
 def flatten(text: object, limit: int) -> str:
-    """Several lines as one that is safe to show."""
+    """Text of any number of lines as one line that is safe to print."""
     return clean(" ".join(str(text).split()), limit)
 
 
 def say_value(value: object) -> str:
-    """A setting as a person would type it."""
+    """A setting as users type it."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
-    """A hint to append to "... is unknown": the nearest known word, or the list of them."""
-    known, word = list(known), word[:100]  # longer words only take time to compare
+    """A hint to append to "... is unknown": the nearest known word, or all of them."""
+    known, word = list(known), word[:100]  # comparing long words is slow
     near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
     if near:
         return f"did you mean {next(name for name in known if name.lower() == near[0])}?"
@@ -54,11 +54,11 @@ LOGIN = re.compile(r"(:/{1,2})(?!/)(?:[^\s/@:'\"]*:[^\s'\"]*|[^\s/@'\"]+)@")  # 
 QUERY = re.compile(r"([?&;][\w.-]*(?:token|passw|pwd|secret|key|signature|credential)[\w.-]*=)[^&;\s'\"#]+", re.I)
 HIDDEN = "***"
 SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-SHORTEST = 4  # characters of a secret to look for: shorter ones occur in ordinary words
+SHORTEST = 4  # characters of a secret: shorter ones occur in ordinary words
 
 
 def hide_secrets(text: str, known: Iterable[str] = ()) -> str:
-    """`text` without logins and secret query values in URLs, secrets from the environment, and `known` ones."""
+    """`text` without logins and secret query values of URLs, secrets from the environment, and `known` ones."""
     for secret in sorted({*known, *(os.environ.get(name, "") for name in SECRET_VARIABLES)}, key=len, reverse=True):
         if len(secret) >= SHORTEST:
             text = text.replace(secret, HIDDEN)

@@ -266,7 +266,7 @@ def test_an_experiment_tells_of_as_many_trainings_as_it_does(data, tmp_path, eng
 def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(InputError, match="there is no folder"):
         read_progress(tmp_path / "nowhere")
-    with pytest.raises(InputError, match=r"holds no run that can be watched"):
+    with pytest.raises(InputError, match=r"holds no run to watch"):
         read_progress(tmp_path)
     for text in ("", "{", "[]", "3", "null", "[" * 100_000, '{"format": 2}', b"\xff\xfe"):
         (tmp_path / FILE).write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedthe.errors import InputError
-from fedthe.report.compare import compare, lay_out, list_remarks, write_markdown
+from fedthe.report.compare import compare, lay_out, list_remarks
 from fedthe.report.data import Score, SeedClients
 from report_pages import make_shown
 
@@ -86,13 +86,6 @@ def test_the_grid_for_a_terminal():
     head, rows = lay_out(compare(make_run("a", A), make_run("b", B)))
     assert head == ["", "a", "b", "difference", "up / down"]
     assert rows == [["FedTHE, original", "52.5", "54.5", "+2.0 ± 1.1", "3 / 1"]]
-
-
-def test_markdown():
-    text = write_markdown(compare(make_run("a", A), make_run("b|<b>", B)))
-    assert "| FedTHE, original | 52.5 | 54.5 | +2.0 ± 1.1 | 3 / 1 |" in text
-    assert r"| a | b\|&lt;b&gt; | difference |" in text
-    assert "- Paired: " in text
 
 
 def test_settings_that_differ():

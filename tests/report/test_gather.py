@@ -110,6 +110,7 @@ def test_heads_are_those_of_the_deployed_models(results):
     import torch
 
     from fedthe.experiment.training import deploy_all
+    from fedthe.methods.two_heads import heads
     from fedthe.types import scale
 
     config = results.config
@@ -118,7 +119,7 @@ def test_heads_are_those_of_the_deployed_models(results):
         for test, k, images, _ in deployed.streams():
             mine = {name: _take(part, k) for name, part in deployed.states.items()}
             with torch.no_grad():
-                _, of_global, of_personal = deployed.method.heads(mine, scale(torch.from_numpy(images[:7])))
+                _, of_global, of_personal = heads(deployed.method.net, mine, scale(torch.from_numpy(images[:7])))
             assert samples[f"{test}/{k}/global"].tolist() == of_global.argmax(-1).tolist()
             assert samples[f"{test}/{k}/personal"].tolist() == of_personal.argmax(-1).tolist()
 
@@ -193,6 +194,21 @@ def test_examples_are_the_images_that_were_answered(results, shown):
     right = [each.answers["tsa"] == each.label for each in shown.examples]
     assert any(right)
     assert not all(right)
+
+
+def test_examples_say_their_seed_and_older_summaries_name_only_the_file(results, shown, tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    summary = store.read_sealed(folder / "summary.json")
+    assert summary["examples"] == results.examples
+    assert summary["examples"]["seed"] == 0
+    assert (folder / "examples" / f"{summary['examples']['file']}.npz").exists()
+    store.write_sealed(folder / "summary.json", summary | {"examples": summary["examples"]["file"]})
+    assert read_results(folder).examples == results.examples
+    assert gather([folder]).shown[0].examples == shown.examples
+    other = {"seed": 1, "file": summary["examples"]["file"]}
+    store.write_sealed(folder / "summary.json", summary | {"examples": other})
+    assert {each.seed for each in gather([folder]).shown[0].examples} == {1}  # as it says, not by the name of the file
 
 
 def test_a_run_without_samples_or_examples_is_shown_without_them(results, tmp_path):

@@ -38,7 +38,7 @@ def _somewhere_else(tmp_path, monkeypatch):
 
 def test_points():
     losses = [Losses(["fedavg", "fedthe"], 0, [2.0, 1.0]), Losses(["fedthe"], 1, [4.0])]
-    shown = replace(make_small(), losses=losses, costs={"fedavg": Cost(None, 1, 0, None), "fedthe": Cost(3.5, 1, 0, 1)})
+    shown = replace(make_small(), losses=losses, costs={"fedavg": Cost(None, 1, 0), "fedthe": Cost(3.5, 1, 0)})
     points = list_points(shown)
     assert [point[1:] for point in points if point.name == "loss/fedavg"] == [(2.0, 1), (1.0, 2)]
     assert [point[1:] for point in points if point.name == "loss/fedthe"] == [(3.0, 1), (1.0, 2)]

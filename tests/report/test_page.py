@@ -27,7 +27,7 @@ def make_small(**changes):
         make_shown(methods=("fedavg", "fedthe"), clients=2, seeds=(0, 1), rounds=4, paper=False),
         tests={"original": "original", "ooc": "out-of-client"},
         scores=scores,
-        costs={"fedavg": Cost(0.5, 1.0, 0.0, None), "fedthe": Cost(2.0, 2.0, 3.0, None)},
+        costs={"fedavg": Cost(0.5, 1.0, 0.0), "fedthe": Cost(2.0, 2.0, 3.0)},
         notes=[],
         failures={},
     )
@@ -88,7 +88,7 @@ def test_a_mean_that_is_the_worst_too_has_a_deviation_as_the_mean_alone():
 
 def test_every_run_has_its_own_best():
     low = {"fedavg": {"ooc": Score(5.0, None, 1.0)}, "fedthe": {"ooc": Score(4.0, None, 2.0)}}
-    costs = {"fedavg": Cost(7.0, 1.0, 0.0, None), "fedthe": Cost(9.0, 1.0, 0.0, None)}
+    costs = {"fedavg": Cost(7.0, 1.0, 0.0), "fedthe": Cost(9.0, 1.0, 0.0)}
     page, _ = show(make_small(), make_small(name="second", tests={"ooc": "out-of-client"}, scores=low, costs=costs))
     bold = re.findall(r'<td class="words">(.*?)</td>|<b>(.*?)</b>', page.split("results-table")[1].split("</table>")[0])
     assert [name or number for name, number in bold] == [

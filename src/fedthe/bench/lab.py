@@ -23,6 +23,7 @@ from ..engine.visit import Engine, Progress, Question, Run, Training, Visit
 from ..errors import Failed
 from ..methods import METHODS, compose
 from ..methods.base import Method
+from ..names import METHOD_NAMES, NET_NAMES
 from ..nets import CCT4, CNN, ResNet20GN
 from ..nets.make import DEFAULTS
 from ..nets.net import Net
@@ -33,12 +34,12 @@ from .workload import CLASSES, FULL, SEVERITY, Sizes, draw_params, make_federati
 ROUND_STACKED = "round, 6 runs together"
 ROUND = "round, 1 run"
 ROUND_BY = "round by engine={}"
-ROUND_RESNET = "round, ResNet20-GN"
-ROUND_CCT = "round, CCT4"
-ANSWER = "FedTHE, per sample"
-ANSWER_PLUS = "FedTHE+, per sample"
-ANSWER_MEMO = "MEMO (P), per sample"
-ANSWER_TTT = "TTT, per sample"
+ROUND_RESNET = f"round, {NET_NAMES['resnet20_gn']}"
+ROUND_CCT = f"round, {NET_NAMES['cct4']}"
+ANSWER = f"{METHOD_NAMES['fedthe']}, per sample"
+ANSWER_PLUS = f"{METHOD_NAMES['fedthe_plus']}, per sample"
+ANSWER_MEMO = f"{METHOD_NAMES['memo_p']}, per sample"
+ANSWER_TTT = f"{METHOD_NAMES['ttt']}, per sample"
 CORRUPTION = "corrupting 10,000"
 
 OPTIMIZERS = {name: make_optimizer(of) for name, of in DEFAULTS.items()}

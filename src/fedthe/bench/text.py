@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Literal
 
+from ..names import METHOD_NAMES
 from .result import SLOWER, Bench, Line, RowChange
 from .workload import FULL
 
@@ -51,7 +52,8 @@ def list_notes(bench: Bench, changes: Sequence[RowChange] = ()) -> list[str]:
             sources.setdefault(line.scaled_from, []).append(line.name)
     notes += [f"* scaled from {source}: {'; '.join(names)}" for source, names in sources.items()]
     notes += [
-        f"round: FedTHE, {FULL.clients} clients x {FULL.train:,} images, 5 local + 1 personal epochs; seconds per run",
+        f"round: {METHOD_NAMES['fedthe']}, {FULL.clients} clients x {FULL.train:,} images, "
+        "5 local + 1 personal epochs; seconds per run",
         "per sample: the engine's whole call",
         "floor: arithmetic, or bytes to move, at the best rate of this machine",
     ]

@@ -84,7 +84,7 @@ class Results:
     digests: Mapping[str, str] = field(default_factory=dict)  # of decoded content: "pool", and by natural test
     curves: Mapping[int, Cells] = field(metadata={"read": _read_curves})  # by round
     answers: tuple[str, ...] = field(metadata={"read": tuple})  # the names of their files, also of those with samples
-    examples: str  # the name of the file with images to look at
+    examples: Mapping[str, Any]  # images to look at: the name of their "file", and their "seed"
     reused: int  # answers that were there before this run
     earlier: Path | None = field(metadata={"read": _read_place})  # where results of other settings were moved to
     manifests: Mapping[int, str] = field(metadata={"read": _by_number})  # by seed: the hash of who holds which rows
@@ -213,8 +213,11 @@ def read_results(folder: Path) -> Results:
                 raise ValueError(f"{name} was changed")
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
         rows = tuple(ClientScore(**json.loads(line)) for line in lines)
-        environment = records.read_json(folder / "environment.json")
-        return _fill_results(summary, rows=rows, config=make_config(config), environment=environment, folder=folder)
+        known: dict[str, Any] = {"rows": rows, "config": make_config(config), "folder": folder}
+        known["environment"] = records.read_json(folder / "environment.json")
+        if isinstance(summary["examples"], str):  # the file alone, as in older summaries; it is of the first seed
+            known["examples"] = {"seed": known["config"].seeds[0], "file": summary["examples"]}
+        return _fill_results(summary, **known)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder} is a run of another version, or damaged ({error}); run it again; nothing is retrained."

@@ -173,8 +173,8 @@ class Work:
     def _traceback_of(self, name: str) -> Path:
         return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
 
-    def keep_examples(self) -> str:
-        """File the first images of some clients' streams, for the report; return the file's name."""
+    def keep_examples(self) -> dict[str, Any]:
+        """File the first images of some clients' streams, for the report; return the seed and the file's name."""
         name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
         path = self.folder / "examples" / f"{name}.npz"
         if not records.read_samples(path):
@@ -185,7 +185,7 @@ class Work:
                 if stream is not None and test in self.tests
             }
             store.write_arrays(path, some, compress=True)
-        return name
+        return {"seed": self.run.seed, "file": name}
 
     def answer(
         self, name: str, method: Method, training: str, progress: Progress, wait: bool

@@ -1,1 +1,1 @@
-"""How far long work is: events, the file that a run keeps of them, and `fedthe watch`, which shows it."""
+"""Progress of long work: events, the file in which a run records them, and `fedthe watch`."""

@@ -1,21 +1,21 @@
-"""Long work tells how far it is, as events; the bars of the command line and a run's progress.json listen."""
+"""Long work reports progress as events; progress bars and a run's progress.json listen to them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
 T = TypeVar("T")
-MOVING = ("done", "loss", "remark")  # fields that change while the work goes on
+MOVING = ("done", "loss", "remark")  # fields that change during the work
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event(ABC):
-    """A piece of work that takes long, and how much of it is done."""
+    """A piece of long work, and how much of it is done."""
 
     kind: ClassVar[str]
     unit: ClassVar[str] = ""  # what is counted
@@ -28,7 +28,7 @@ class Event(ABC):
 
     @property
     def trainings(self) -> int:
-        """How many trainings this is."""
+        """How many trainings this work comprises."""
         return 0
 
     @property
@@ -37,21 +37,21 @@ class Event(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """What is going on, in front of people."""
+        """The work, for people to read."""
 
     def continues(self, before: Event) -> bool:
-        """Whether both are of the same piece of work."""
+        """Whether both events are about the same work."""
         names = [each.name for each in fields(self) if each.name not in MOVING]
         return type(self) is type(before) and all(getattr(self, name) == getattr(before, name) for name in names)
 
 
 @dataclass(frozen=True)
 class TrainEvent(Event):
-    """Rounds of one or more trainings on one or more seeds, side by side."""
+    """Rounds of one or more trainings, each on one or more seeds, side by side."""
 
     kind = "training"
     unit = "round"
-    methods: tuple[str, ...]  # of each training, the first method that deploys it
+    methods: tuple[str, ...]  # for each training, the first method that deploys it
     seeds: tuple[int, ...]
     loss: float | None = None
 
@@ -83,7 +83,7 @@ class AnswerEvent(Event):
 
 @dataclass(frozen=True)
 class WaitEvent(Event):
-    """Another process is at what this one needs."""
+    """Another process is computing what this one needs."""
 
     kind = "waiting"
 
@@ -114,7 +114,7 @@ def tell(event: Event) -> None:
 
 
 def track(what: str, items: Iterable[T], total: int | None = None) -> Iterator[T]:
-    """The items, telling after each how many are done."""
+    """Yield the items, and tell after each how many are done."""
     if total is None:
         total = len(items) if isinstance(items, Sized) else 0
     tell(WorkEvent(what, done=0, total=total))
@@ -123,22 +123,18 @@ def track(what: str, items: Iterable[T], total: int | None = None) -> Iterator[T
         tell(WorkEvent(what, done=done, total=total))
 
 
-@contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Within the block, `listener` hears every event, beside those that listened before."""
-    with _only((*_listeners.get(), listener)):
-        yield
+def listening(listener: Listener) -> AbstractContextManager[None]:
+    """Within the block, `listener` hears all events, in addition to outer listeners."""
+    return _set_listeners((*_listeners.get(), listener))
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
+def unheard() -> AbstractContextManager[None]:
     """Within the block, nobody hears events."""
-    with _only(()):
-        yield
+    return _set_listeners(())
 
 
 @contextmanager
-def _only(listeners: tuple[Listener, ...]) -> Iterator[None]:
+def _set_listeners(listeners: tuple[Listener, ...]) -> Iterator[None]:
     token = _listeners.set(listeners)
     try:
         yield

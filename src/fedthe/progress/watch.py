@@ -1,4 +1,4 @@
-"""`fedthe watch`: a running experiment in the terminal: what it does, how long it will take, and scores so far."""
+"""`fedthe watch`: the progress of a run in the terminal, the time left, and scores so far."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLOURS = {"running": "cyan", "done": "green", "stopped": "yellow", "failed": "red", "silent": "red"}
-RECENT = 4  # steps that are listed after they are done
-WIDTH = 80  # of bars and lists, which are harder to read where they are wider
+RECENT = 4  # finished steps to list
+WIDTH = 80  # of bars and lists, which are hard to read if wider
 MOMENT = 0.5  # seconds
-LINGER = 10.0  # seconds that a run is watched after it is done, while its process is there
-NAME = 18  # letters of a method or a test, so that several columns fit
+LINGER = 10.0  # seconds to watch a finished run while its process lives
+NAME = 18  # characters of a method or a test, so that several columns fit
 ANSWER = {"rows": [{"method": Text(), "test": Text(), "seed": COUNT, "accuracy": PERCENT}]}
 Accuracies = dict[str, dict[str, float]]  # accuracy in percent, by method and test
 
 
 def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False) -> None:
-    """Show the run in `folder` until it ends or shows no sign of life. Ctrl-C ends the watch, not the run.
+    """Show the run in `folder` until it ends or goes silent; once if `once` or without a terminal.
 
-    With `once`, or without a terminal, show it once.
+    Ctrl-C stops watching, not the run.
     """
     from rich.live import Live as Screen
 
@@ -49,23 +49,21 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
         return
     with suppress(KeyboardInterrupt), Screen(console=console, auto_refresh=False) as screen:
         while True:
-            live, now = _read(folder)
+            live, now = _read(folder), time.time()
             screen.update(show(live, folder, now), refresh=True)
             if is_over(live, now):
                 return
             time.sleep(every)
 
 
-def _read(folder: Path) -> tuple[Live, float]:
-    """The run and the time. A run that ended between reading its file and looking for its process is read again."""
-    live = _read_again(folder)
-    if is_silent(live, time.time()):
-        live = _read_again(folder)
-    return live, time.time()
+def _read(folder: Path) -> Live:
+    """Read the file, and again if its process is gone: the run may have ended since."""
+    live = _try_twice(folder)
+    return _try_twice(folder) if is_silent(live, time.time()) else live
 
 
-def _read_again(folder: Path) -> Live:
-    """Twice if need be: a run that begins removes the file of the one before it for a moment."""
+def _try_twice(folder: Path) -> Live:
+    """A new run removes the file of the one before it for a moment."""
     try:
         return read_progress(folder)
     except InputError:
@@ -74,33 +72,33 @@ def _read_again(folder: Path) -> Live:
 
 
 def is_over(live: Live, now: float) -> bool:
-    """Whether there is nothing more to see. A process may begin another run after this one, as tables do."""
+    """Whether to stop watching. A process may start another run after this one, as tables do."""
     if live.state == "running":
         return is_silent(live, now)
     return live.state != "done" or now - live.updated > LINGER or _is_gone(live)
 
 
 def is_silent(live: Live, now: float) -> bool:
-    """Whether the run claims to go on, but its process is gone or has written nothing for long."""
+    """Whether the run is "running", but its process is gone or has not written for long."""
     return live.state == "running" and (now - live.updated > SILENCE or _is_gone(live))
 
 
 def _is_gone(live: Live) -> bool:
     if live.host != platform.node() or os.name != "posix":
-        return False  # cannot be known from here
+        return False  # unknown from here
     try:
         os.kill(live.pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
-        pass  # it exists, and is another user's
+        pass  # it exists, but belongs to another user
     return False
 
 
 def estimate_left(live: Live, now: float) -> float | None:
-    """Seconds until the run is done; None where too little was seen to estimate it.
+    """Seconds until the run is done; None if there is too little to go by.
 
-    The current step goes by its own pace, later trainings and answers by the mean of earlier ones.
+    The current step is estimated by its own pace, later trainings and answers by the mean of earlier ones.
     """
     if live.state != "running":
         return 0.0 if live.state == "done" else None
@@ -108,49 +106,47 @@ def estimate_left(live: Live, now: float) -> float | None:
     testing = sum(isinstance(step.event, AnswerEvent) and not step.event.is_over for step in live.steps[-1:])
     answers = len(live.answered) + len(live.failures) + testing
     parts = [estimate_step(live, now)] if live.steps else []
-    if trainings < live.trainings:
-        parts.append(_multiply(live.trainings - trainings, _time_training(live.steps)))
-    if answers < live.answers:
-        tests = [seconds for _, seconds in _time_tests(live.steps)]
-        parts.append(_multiply(live.answers - answers, fmean(tests) if tests else None))
+    tests = [seconds for _, seconds in _time_tests(live.steps)]
+    training, test = _time_training(live.steps), fmean(tests) if tests else None
+    for count, seconds in ((live.trainings - trainings, training), (live.answers - answers, test)):
+        if count > 0:
+            parts.append(None if seconds is None else count * seconds)
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None
 
 
 def estimate_step(live: Live, now: float) -> float | None:
-    """Seconds until the step that is going on is done."""
+    """Seconds until the current step is done."""
     *before, step = live.steps
     event, pace = step.event, find_pace(step)
     if event.is_over:
         return 0.0
     if pace is not None:
         return max(0.0, pace * (event.total - event.done) - (now - step.updated))
-    if isinstance(event, TrainEvent):
-        whole = _multiply(event.trainings, _time_training(before))
-        left = None if whole is None else whole * (event.total - event.done) / event.total
-        return None if left is None else max(0.0, left - (now - step.updated))
-    if not isinstance(event, AnswerEvent):
-        return None
-    tests = _time_tests(before)
-    alike = [seconds for name, seconds in tests if name == event.method]  # on another seed
-    return max(0.0, fmean(alike or [seconds for _, seconds in tests]) - (now - step.began)) if tests else None
+    if isinstance(event, TrainEvent) and (training := _time_training(before)) is not None:
+        left = event.trainings * training * (event.total - event.done) / event.total
+        return max(0.0, left - (now - step.updated))
+    if isinstance(event, AnswerEvent) and (tests := _time_tests(before)):
+        alike = [seconds for name, seconds in tests if name == event.method]  # on another seed
+        return max(0.0, fmean(alike or [seconds for _, seconds in tests]) - (now - step.began))
+    return None
 
 
 def find_pace(step: LiveStep) -> float | None:
-    """Seconds per round, client or whatever is counted; None before the first whole one."""
+    """Seconds per round, client or other unit; None before the first is done."""
     seen = step.event.done - step.first
     return (step.updated - step.began) / seen if seen > 0 else None
 
 
 def _time_training(steps: Iterable[LiveStep]) -> float | None:
-    """Seconds of one training with all its rounds: the mean over those whose pace was seen."""
+    """Seconds of one training with all its rounds: the mean over those with a pace."""
     seen = [(each.event, pace) for each in steps if each.event.trainings and (pace := find_pace(each)) is not None]
     number = sum(event.trainings for event, _ in seen)
     return sum(pace * event.total for event, pace in seen) / number if number else None
 
 
 def _time_tests(steps: Iterable[LiveStep]) -> list[tuple[str, float]]:
-    """Methods, and the seconds of their tests, of those seen from the first client to the last."""
+    """Methods, and the seconds of their tests, of tests that were timed from the first client to the last."""
     return [
         (each.event.method, each.updated - each.began)
         for each in steps
@@ -158,19 +154,15 @@ def _time_tests(steps: Iterable[LiveStep]) -> list[tuple[str, float]]:
     ]
 
 
-def _multiply(number: int, seconds: float | None) -> float | None:
-    return None if seconds is None else number * seconds
-
-
 def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Accuracies, int]:
-    """Accuracy by method and test, the mean over clients, then over seeds; and how many files cannot be read."""
+    """Accuracy by method and test, mean over clients, then over seeds; and how many files cannot be read."""
     cells: dict[tuple[str, str], dict[int, float]] = {}
     unreadable = 0
     for stem in stems:
         try:
             path = folder / "answers" / f"{stem}.json"
             for method, test, seed, percent in _read_answer(path, path.stat().st_mtime_ns):
-                cells.setdefault((method, test), {})[seed] = percent  # after more rounds, in place of that after fewer
+                cells.setdefault((method, test), {})[seed] = percent  # later stages of a curve replace earlier ones
         except (OSError, ValueError, RecursionError):
             unreadable += 1
     scores: Accuracies = {}
@@ -181,7 +173,7 @@ def collect_scores(folder: Path, stems: Iterable[str]) -> tuple[Accuracies, int]
 
 @lru_cache(maxsize=4096)
 def _read_answer(path: Path, changed: int) -> tuple[tuple[str, str, int, float], ...]:
-    """Method, test, seed, and the mean over clients. `changed`: a file that did is read again."""
+    """Method, test, seed, and the mean over clients. `changed` is for the cache: a file that changed is read again."""
     clients: dict[tuple[str, str, int], list[float]] = {}
     for row in check(store.read_sealed(path), ANSWER, "the answer")["rows"]:
         clients.setdefault((row["method"], row["test"], row["seed"]), []).append(row["accuracy"])
@@ -189,7 +181,7 @@ def _read_answer(path: Path, changed: int) -> tuple[tuple[str, str, int, float],
 
 
 def show(live: Live, folder: Path, now: float) -> RenderableType:
-    """One picture of a run."""
+    """The state of a run as a screen."""
     from rich.console import Group
     from rich.constrain import Constrain
     from rich.rule import Rule
@@ -207,14 +199,14 @@ def show(live: Live, folder: Path, now: float) -> RenderableType:
     parts.append(Text())
     parts.append(_ScoreTable(scores) if scores else Text("no answers yet", style="dim"))
     if unreadable:
-        parts.append(Text(f"{unreadable} of the answers cannot be read", style="yellow"))
+        parts.append(Text(f"{unreadable} answers cannot be read", style="yellow"))
     parts += [Text(f"failed: {clean(why, 300)}", style="red") for why in live.failures[-RECENT:]]
     parts.append(Constrain(Group(*_show_steps(live)), WIDTH))
     return Group(*parts)
 
 
 def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableType]:
-    """The step that is going on: a bar, and how fast it goes."""
+    """The current step: a bar, and its pace."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -222,7 +214,7 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
     if live.state != "running":
         return
     if not live.steps:
-        yield Text("nothing is told yet", style="dim")
+        yield Text("no progress yet", style="dim")
         return
     step = live.steps[-1]
     event = step.event
@@ -242,7 +234,7 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
 
 
 def _say_counts(live: Live, now: float, silent: bool) -> Iterator[str]:
-    """Everything so far, and how long all of it will take."""
+    """Trainings and answers so far, the time they took, and the time left."""
     begun = sum(step.event.trainings for step in live.steps)
     over = begun - sum(step.event.trainings for step in live.steps[-1:] if not step.event.is_over)
     trainings = f"trainings {min(over, live.trainings)} of {live.trainings}, " if live.trainings else ""
@@ -257,7 +249,7 @@ def _say_counts(live: Live, now: float, silent: bool) -> Iterator[str]:
 
 
 def _show_steps(live: Live) -> Iterator[RenderableType]:
-    """The steps that are over, the latest last."""
+    """The finished steps, the latest last."""
     from rich.table import Table
     from rich.text import Text
 
@@ -278,26 +270,24 @@ def _show_steps(live: Live) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True)
 class _ScoreTable:
-    """Methods x tests. Columns that do not fit beside each other go below."""
+    """Methods x tests. Columns that do not fit the width go below."""
 
     scores: Accuracies
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.measure import Measurement
         from rich.text import Text
 
         tests = list(dict.fromkeys(test for row in self.scores.values() for test in row))
+        unlimited = options.update(max_width=1000)
         yield Text("accuracy (%), mean over clients and seeds", style="bold")
         while tests:
             ways = [(number, gap) for number in range(len(tests), 0, -1) for gap in (2, 1)]
             tables = (self._make(tests[:number], gap) for number, gap in ways)
-            table = next((each for each in tables if self._fits(each, console, options)), self._make(tests[:1], 1))
+            fit = (each for each in tables if Measurement.get(console, unlimited, each).maximum <= options.max_width)
+            table = next(fit, self._make(tests[:1], 1))
             yield table
             tests = tests[len(table.columns) - 1 :]
-
-    def _fits(self, table: Table, console: Console, options: ConsoleOptions) -> bool:
-        from rich.measure import Measurement
-
-        return Measurement.get(console, options.update(max_width=1000), table).maximum <= options.max_width
 
     def _make(self, tests: Sequence[str], gap: int) -> Table:
         from rich.table import Table
@@ -323,7 +313,7 @@ class _ScoreTable:
 
 
 def say_seconds(seconds: float) -> str:
-    """As people say it: 42 s, 5 min, 2 h 10 min, 3 d 4 h."""
+    """42 s, 5 min, 2 h 10 min or 3 d 4 h."""
     whole = max(0, round(seconds))
     if whole < 100:
         return f"{whole} s"
@@ -336,9 +326,9 @@ def say_seconds(seconds: float) -> str:
 
 
 def say_pace(seconds: float) -> str:
-    return (
-        f"{1000 * seconds:.0f} ms" if seconds < 0.1 else f"{seconds:.1f} s" if seconds < 100 else say_seconds(seconds)
-    )
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 100 else say_seconds(seconds)
 
 
 def _say_when(then: float, now: float) -> str:

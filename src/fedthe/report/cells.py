@@ -1,20 +1,24 @@
-"""The numbers of a report as all formats write them, and which are the best."""
+"""How all formats of a report write numbers, and which numbers are the best."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from .data import Cost, Score, Shown
 
 NOTHING = "-"  # in place of a missing number
+Kind = Literal["mean", "worst"]  # over clients, or of the worst client
 
 
-def average_of(shown: Shown, method: str) -> float | None:
+def average_of(shown: Shown, method: str, kind: Kind = "mean") -> float | None:
     """The mean over tests; None for a method that lacks a test, as its mean would not be comparable."""
     scores = shown.scores.get(method, {})
-    return fmean(score.mean for score in scores.values()) if scores and scores.keys() >= shown.tests.keys() else None
+    if not scores or not scores.keys() >= shown.tests.keys():
+        return None
+    return fmean(getattr(score, kind) for score in scores.values())
 
 
 def average_all(shown: Shown) -> dict[str, float]:
@@ -24,12 +28,12 @@ def average_all(shown: Shown) -> dict[str, float]:
 
 def pick_best(numbers: Mapping[str, float]) -> set[str]:
     """The keys of the highest number as shown: 71.26 and 71.34 tie at 71.3. Empty if all tie."""
-    seen = {who: float(say_number(number)) for who, number in numbers.items()}
+    seen = {who: float(f"{number:.1f}") for who, number in numbers.items()}
     best = {who for who, number in seen.items() if number == max(seen.values())}
     return best if len(best) < len(seen) else set()
 
 
-def find_best(shown: Shown, kind: Literal["mean", "worst"]) -> dict[str, set[str]]:
+def find_best(shown: Shown, kind: Kind) -> dict[str, set[str]]:
     """The best methods by test."""
     every = {test: [m for m in shown.scores if test in shown.scores[m]] for test in shown.tests}
     return {test: pick_best({m: getattr(shown.scores[m][test], kind) for m in ms}) for test, ms in every.items()}
@@ -42,13 +46,17 @@ def difference(shown: Shown, method: str, test: str) -> float | None:
     return ours.mean - papers[0] if ours and papers else None
 
 
-def say_number(number: float) -> str:
-    return f"{number:.1f}"
+def is_known(number: float | None) -> TypeGuard[float]:
+    return number is not None and math.isfinite(number)
+
+
+def say_number(number: float | None) -> str:
+    return f"{number:.1f}" if is_known(number) else NOTHING
 
 
 def say(score: Score) -> str:
     """71.3 ± 0.4, or 71.3 for a single seed."""
-    return say_number(score.mean) if score.std is None else f"{score.mean:.1f} ± {score.std:.1f}"
+    return f"{score.mean:.1f}" if score.std is None else f"{score.mean:.1f} ± {score.std:.1f}"
 
 
 def say_change(change: float) -> str:
@@ -56,16 +64,16 @@ def say_change(change: float) -> str:
     return f"{round(change, 1) + 0.0:+.1f}"
 
 
-def say_ms(cost: Cost | None) -> str:
+def say_ms(cost: Cost) -> str:
     """Three digits, because methods differ by factors of thousands."""
-    if cost is None or cost.ms is None:
+    if cost.ms is None:
         return NOTHING
     return f"{cost.ms:.3g}" if cost.ms < 100 else f"{cost.ms:.0f}"
 
 
-def say_passes(cost: Cost | None) -> str:
+def say_passes(cost: Cost) -> str:
     """Forward passes, + backward passes if there are any: 1 or 33 + 1."""
-    if cost is None or cost.forward is None:
+    if cost.forward is None:
         return NOTHING
     return f"{cost.forward:g} + {cost.backward:g}" if cost.backward else f"{cost.forward:g}"
 

@@ -1,4 +1,4 @@
-"""What a report shows, as plain values, so that all formats show the same. `gather.py` fills it."""
+"""What a report shows, as plain values: all formats read only this. `gather.py` fills it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of an answer, per sample; None if it is not known."""
+    """The cost of an answer, per sample; None if unknown."""
 
-    ms: float | None
-    forward: float | None
-    backward: float | None
-    peak_mib: float | None
+    ms: float | None = None
+    forward: float | None = None  # passes through the network
+    backward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Paper:
 class SeedClients:
     """The clients of one seed. Seeds share no clients: client 3 of another seed holds other rows."""
 
-    mix: Sequence[Sequence[int]]  # [clients][classes] rows; [] if not known
+    mix: Sequence[Sequence[int]]  # [clients][classes] rows; [] if unknown
     scores: Mapping[str, Mapping[str, Percents]]  # by method and test
     heads: Mapping[str, Mapping[str, Mapping[str, Percents]]]  # by method, test and "global" or "personal"
 
@@ -53,7 +52,7 @@ class SeedClients:
 class Weights:
     """The weight of the personal head (1 - e) over all samples of a test."""
 
-    shares: Sequence[float]  # [BINS] of the samples; they sum to 1
+    shares: Sequence[float]  # [BINS] of the samples; their sum is 1
     mean: float
 
 
@@ -99,20 +98,21 @@ class Shown:
     scores: Mapping[str, Mapping[str, Score]]  # by method and test; without those that failed
     costs: Mapping[str, Cost]
     paper: Paper | None
-    classes: Sequence[str]  # names; [] if not known
     clients: Mapping[str, SeedClients]  # by seed
-    weights: Mapping[str, Mapping[str, Weights]]  # by method and test
-    losses: Sequence[Losses]
-    curves: Mapping[str, Mapping[str, Curve]]  # accuracy by round, by method and test
-    examples: Sequence[Example]
     notes: Sequence[str]
     failures: Mapping[str, str]
     provenance: Mapping[str, Any]  # command, seconds, environment, config, manifests, trainings
+    # a record of a table has none of these
+    classes: Sequence[str] = ()  # names
+    weights: Mapping[str, Mapping[str, Weights]] = field(default_factory=dict)  # by method and test
+    losses: Sequence[Losses] = ()
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # accuracy by round, by method and test
+    examples: Sequence[Example] = ()
 
 
 @dataclass(frozen=True)
 class Page:
     title: str
     shown: Sequence[Shown]
-    figures: Sequence[Mapping[str, Any]] = field(default=())  # records of `fedthe figure`
-    notes: Sequence[str] = field(default=())  # what is left out
+    figures: Sequence[Mapping[str, Any]] = ()  # records of `fedthe figure`
+    notes: Sequence[str] = ()  # what is left out

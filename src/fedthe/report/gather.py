@@ -59,7 +59,7 @@ def gather(paths: Sequence[Path]) -> Page:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """A file, or those of a folder that may be records, including its folder `figures`."""
+    """The file, or those files of a folder and of its folder `figures` that may be records."""
     files = sorted([*path.glob("*.json"), *path.glob("figures/*.json")]) if path.is_dir() else []
     if not files and (path.suffix != ".json" or not path.is_file()):
         raise InputError(explain(path))
@@ -84,7 +84,10 @@ def show_results(results: Results) -> Shown:
         tests=_name_tests(results.tests, results.names),
         seeds=list(config.seeds),
         scores=_score(clients),
-        costs={method: _describe_cost(ms.get(method), results.costs.get(method, {})) for method in results.methods},
+        costs={
+            method: Cost(ms.get(method), *map(results.costs.get(method, {}).get, ("forward", "backward")))
+            for method in results.methods
+        },
         paper=find_paper(results),
         classes=next((manifest["pool"]["classes"] for manifest in manifests.values() if manifest), []),
         clients={
@@ -113,7 +116,15 @@ def show_results(results: Results) -> Shown:
         examples=examples,
         notes=[*results.notes, *_note_missing(results, samples, manifests, losses, examples)],
         failures=dict(results.failures),
-        provenance=_trace(results),
+        provenance={
+            "command": hide_secrets(str(results.environment.get("command", ""))),
+            "python": write_call(config),
+            "seconds": results.seconds,
+            "environment": _hide(results.environment),
+            "config": config.as_dict(),
+            "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
+            "trainings": list(results.trainings.values()),
+        },
     )
 
 
@@ -133,7 +144,7 @@ def _note_missing(
             "earlier version. Delete the folder samples and run the same command again, which trains nothing."
         )
     elif samples and not examples:
-        notes.append(f"There are no examples: examples/{results.examples}.npz is missing or damaged.")
+        notes.append(f"There are no examples: examples/{results.examples['file']}.npz is missing or damaged.")
     seeds = [str(seed) for seed, manifest in manifests.items() if manifest is None]
     if seeds:
         notes.append(
@@ -148,38 +159,30 @@ def _note_missing(
 
 
 def show_record(record: Mapping[str, Any], results: Results | None = None) -> Shown:
-    """A table of the paper from its record, with all that is known of its run if there is only one."""
+    """A table of the paper from its record; with `results`, the run of its only case, all that the run knows."""
     table, cases = find_table(record["id"]), record["cases"]
     clients: dict[str, dict[str, Any]] = {}
     for case in cases:
         for method, tests in case["clients"].items():
             # each severity is a column; otherwise all tests are, not only the paper's columns
             columns = case["columns"] if len(cases) > 1 else {test: test for test in tests}
-            clients.setdefault(method, {}).update(
-                {column: tests[test] for column, test in columns.items() if test in tests}
-            )
+            mine = {column: tests[test] for column, test in columns.items() if test in tests}
+            clients.setdefault(method, {}).update(mine)
     first = cases[0]
     config = make_config(first["config"])
-    rows = {method_of(row): row for row in record["rows"]}
+    titles = {method_of(row): row for row in record["rows"] if row.startswith("(")}  # of ablations
     methods = [method for method in config.methods if method in clients]
     tests = list(dict.fromkeys(test for method in methods for test in clients[method]))
     bare = Shown(
         name=table.id,
         sentence=_say_what_ran(config, methods, record["environment"], table.title),
-        methods={
-            method: rows[method] if rows.get(method, "").startswith("(") else name_method(method) for method in methods
-        },
+        methods={method: titles.get(method) or name_method(method) for method in methods},
         tests=_name_tests(tests, record["names"]),
         seeds=list(config.seeds),
         scores=_score(clients),
-        costs={method: _describe_cost(ms, {}) for method, ms in first["ms_per_sample"].items()},
+        costs={method: Cost(ms) for method, ms in first["ms_per_sample"].items()},
         paper=_take_paper(table, record["compared"], list_remarks(record)),
-        classes=[],
         clients={str(seed): SeedClients([], _pick_seed(clients, seed), {}) for seed in config.seeds},
-        weights={},
-        losses=[],
-        curves={},
-        examples=[],
         notes=list(dict.fromkeys(note for case in cases for note in case["notes"])),
         failures={who: why for case in cases for who, why in case["failures"].items()},
         provenance={
@@ -194,42 +197,28 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     )
     if results is None or len(cases) > 1:
         return bare
-    known = show_results(results)
-    return replace(
-        bare,
-        **{
-            name: getattr(known, name)
-            for name in ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
-        },
-    )
+    known, more = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
+    return replace(bare, **{name: getattr(known, name) for name in more})
 
 
 def _find_command(record: Mapping[str, Any], config: Config) -> str:
-    """The command that was typed, or one that runs the table if the record has none."""
+    """The command as typed, or one that runs the table if the record has none."""
     command = str(record["environment"].get("command", ""))
-    shift = [f"natural={config.natural}"] if config.natural else []
-    return (
-        hide_secrets(command)
-        if command not in ("", "fedthe")
-        else shlex.join(["fedthe", "table", record["id"], *shift])
-    )
+    if command not in ("", "fedthe"):
+        return hide_secrets(command)
+    return shlex.join(["fedthe", "table", record["id"], *([f"natural={config.natural}"] if config.natural else [])])
 
 
 def find_paper(results: Results) -> Paper | None:
     """The paper's numbers for a run with the settings of one or more of its tables."""
     found: list[Paper] = []
+    dataset, _, _ = results.config.dataset.partition(":")
     for table in load_tables().values():
-        if (
-            table.columns[0].startswith(SEVERITY)
-            or table.setting["dataset"] != results.config.dataset.partition(":")[0]
-        ):
+        if table.columns[0].startswith(SEVERITY) or table.setting["dataset"] != dataset:
             continue
-        planned = plan_cases(table)[0].config
-        if _settings(results.config) == _settings(planned):
-            compared = find_comparable(
-                table, [(TableCase(results.config, {test: test for test in table.tests}), results)], table.tests
-            )
-            found.append(_take_paper(table, compared, []))
+        if _settings(results.config) == _settings(plan_cases(table)[0].config):
+            case = TableCase(results.config, {test: test for test in table.tests})
+            found.append(_take_paper(table, find_comparable(table, [(case, results)], table.tests), []))
     if not found:
         return None
     cells: dict[str, dict[str, tuple[float, float]]] = {}
@@ -251,11 +240,11 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def _take_paper(table: Table, compared: Iterable[str], remarks: Sequence[str]) -> Paper:
     columns = list(compared)
-    cells = {
+    rows = {
         method_of(row): {column: cells[column] for column in columns if column in cells}
         for row, cells in table.rows.items()
     }
-    return Paper(table.id, table.title, {method: row for method, row in cells.items() if row}, list(remarks))
+    return Paper(table.id, table.title, {method: row for method, row in rows.items() if row}, list(remarks))
 
 
 def _say_what_ran(config: Config, methods: Sequence[str], environment: Mapping[str, Any], title: str = "") -> str:
@@ -286,49 +275,29 @@ def _pick_seed(clients: ByClient, seed: int) -> dict[str, dict[str, Percents]]:
     }
 
 
-def _describe_cost(ms: float | None, costs: Mapping[str, float]) -> Cost:
-    return Cost(ms, costs.get("forward"), costs.get("backward"), costs.get("peak_mib"))
-
-
 def _draw_curves(results: Results) -> dict[str, dict[str, Curve]]:
     if not results.curves:
         return {}
     last = results.scores()
     several = len(results.config.seeds) > 1  # older files have 0 for a single seed
     points = {**results.curves, results.config.rounds: last}
-    curves: dict[str, dict[str, Curve]] = {}
-    for method, tests in last.items():
-        for test in tests:
-            at = {rounds: scores[method][test] for rounds, scores in points.items() if test in scores.get(method, {})}
-            curves.setdefault(method, {})[test] = Curve(
-                list(at), [mean for mean, _ in at.values()], [std if several else None for _, std in at.values()]
-            )
-    return curves
 
+    def draw(method: str, test: str) -> Curve:
+        at = {rounds: scores[method][test] for rounds, scores in points.items() if test in scores.get(method, {})}
+        means, stds = zip(*at.values(), strict=True)
+        return Curve(list(at), means, stds if several else [None] * len(at))
 
-def _trace(results: Results) -> dict[str, Any]:
-    return {
-        "command": hide_secrets(str(results.environment.get("command", ""))),
-        "python": write_call(results.config),
-        "seconds": results.seconds,
-        "environment": _hide(results.environment),
-        "config": results.config.as_dict(),
-        "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
-        "trainings": list(results.trainings.values()),
-    }
+    return {method: {test: draw(method, test) for test in tests} for method, tests in last.items()}
 
 
 def _hide(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Earlier versions kept commands as they were typed."""
+    """Hide secrets: earlier versions kept commands as typed."""
     return {name: hide_secrets(value) if isinstance(value, str) else value for name, value in environment.items()}
 
 
 def write_call(config: Config) -> str:
-    """The Python call that repeats a run, with all settings that are not the default."""
+    """The Python call that repeats a run, with every setting that is not the default."""
     default = Config()
-    given = {
-        each.name: value
-        for each in fields(Config)
-        if each.name != "out" and (value := getattr(config, each.name)) != getattr(default, each.name)
-    }
-    return f"fedthe.run({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+    names = [each.name for each in fields(Config) if each.name != "out"]
+    given = [f"{name}={value!r}" for name in names if (value := getattr(config, name)) != getattr(default, name)]
+    return f"fedthe.run({', '.join(given)})"

@@ -9,13 +9,13 @@ from ..names import OURS
 from . import cells
 from .data import Shown
 
-# Student's t, 97.5 %, for 1, 2, ... degrees of freedom
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-NORMAL = 1.96  # beyond these
+NORMAL = 1.96  # for more
 
 
 def say_finding(shown: Shown) -> str:
-    """One to three sentences about the average over tests; "" if no method has answered every test."""
+    """One to three sentences about the average over tests; "" if no method answered every test."""
     averages = cells.average_all(shown)
     ranked = sorted(averages, key=lambda method: -averages[method])
     if not ranked:
@@ -34,18 +34,17 @@ def say_finding(shown: Shown) -> str:
 
 
 def _say_lead(shown: Shown, averages: dict[str, float], best: str, second: str, what: str) -> str:
-    more = averages[best] - averages[second]
-    highest = f"{shown.methods[best]} has the highest {what}, {averages[best]:.1f} %"
+    highest, other = (f"{averages[method]:.1f} %" for method in (best, second))
+    lead, said = f"{averages[best] - averages[second]:.1f}", ""
     interval = _find_interval(shown, best, second)
-    if f"{averages[best]:.1f}" == f"{averages[second]:.1f}" and interval is None:
-        return f"{shown.methods[best]} and {shown.methods[second]} share the highest {what}, {averages[best]:.1f} %."
-    if interval is None:
-        return f"{highest}, {more:.1f} above the best other method, {_name(shown, averages, second)}."
-    low, high, seeds = interval
-    said = f"95 % interval of the difference {cells.say_change(low)} to {cells.say_change(high)}, {seeds} seeds"
-    if low > 0:
-        return f"{highest}, {more:.1f} above the best other method, {_name(shown, averages, second)}; {said}."
-    return f"{highest}, not significantly above the best other method, {_name(shown, averages, second)}; {said}."
+    if interval:
+        low, high, seeds = interval
+        lead = lead if low > 0 else "not significantly"
+        said = f"; 95 % interval of the difference {cells.say_change(low)} to {cells.say_change(high)}, {seeds} seeds"
+    elif highest == other:
+        return f"{shown.methods[best]} and {shown.methods[second]} share the highest {what}, {highest}."
+    above = f"{lead} above the best other method, {_name(shown, averages, second)}"
+    return f"{shown.methods[best]} has the highest {what}, {highest}, {above}{said}."
 
 
 def _name(shown: Shown, averages: dict[str, float], method: str) -> str:
@@ -53,7 +52,7 @@ def _name(shown: Shown, averages: dict[str, float], method: str) -> str:
 
 
 def _find_interval(shown: Shown, one: str, other: str) -> tuple[float, float, int] | None:
-    """The 95 % interval of one - other, paired by seed, and the number of seeds; None if fewer than two have both."""
+    """The 95 % interval of one - other, paired by seed, and the number of seeds; None for fewer than two seeds."""
     both = [(_average_seed(shown, seed, one), _average_seed(shown, seed, other)) for seed in shown.clients]
     more = [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
     if len(more) < 2:

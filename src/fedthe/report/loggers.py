@@ -1,4 +1,4 @@
-"""Write each run of a report as a run of TensorBoard or MLflow."""
+"""Log each run of a report to TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
+from textwrap import indent
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -42,7 +43,7 @@ class Point(NamedTuple):
 
 
 def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join(words)) -> list[Point]:
-    """Every number of a run; `join` makes a name from the kind of number, the method and the test."""
+    """All numbers of a run; `join` makes a name of the kind of number, the method and the test."""
     rounds = int(list_settings(shown).get("rounds") or 0)
     points = []
     for method, scores in shown.scores.items():
@@ -59,20 +60,19 @@ def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join
             points.append(Point(join("loss", method), loss, i + 1))
     for method, curves in shown.curves.items():
         for test, curve in curves.items():
-            points += [
-                Point(join("curve", method, test), mean, at) for at, mean in zip(curve.rounds, curve.mean, strict=True)
-            ]
+            name = join("curve", method, test)
+            points += [Point(name, mean, at) for at, mean in zip(curve.rounds, curve.mean, strict=True)]
     return points
 
 
 def check_tensorboard(folder: Path) -> None:
-    """Refuse what `write_tensorboard` would refuse, and create nothing."""
+    """Raise what `write_tensorboard` would raise, but create nothing."""
     _load_tensorboard()
     check_folder(folder)
 
 
 def write_tensorboard(page: Page, folder: Path) -> None:
-    """Write a folder with an events file for each run; replaces only events files of the same runs."""
+    """Write an events file for each run, in a folder of its own; replaces only those of the same runs."""
     _load_tensorboard()
     make_folder(folder)
     taken: list[str] = []
@@ -113,7 +113,7 @@ def _write_events(shown: Shown, folder: Path) -> None:
 
 
 def _describe_weights(weights: Weights) -> dict[str, Any]:
-    """A histogram of shares of the samples; sum_squares is from bin centres, as samples are not kept."""
+    """A histogram of shares of the samples; sum_squares uses bin centres, because samples are not kept."""
     squares = sum(share * ((i + 0.5) / BINS) ** 2 for i, share in enumerate(weights.shares))
     limits = [(i + 1) / BINS for i in range(BINS)]
     values = {"min": 0.0, "max": 1.0, "num": 1.0, "sum": weights.mean, "sum_squares": squares}
@@ -121,21 +121,21 @@ def _describe_weights(weights: Weights) -> dict[str, Any]:
 
 
 def _list_texts(shown: Shown) -> dict[str, str]:
-    """What ran, as text. Markdown shows lines indented by four as they are."""
-    kept = {name: shown.provenance[name] for name in ("config", "manifests", "environment") if name in shown.provenance}
-    texts = {"what ran": shown.sentence} | {name: json.dumps(kept[name], indent=1, default=str) for name in kept}
-    return {tag: "\n".join(f"    {line}" for line in text.splitlines()) for tag, text in texts.items()}
+    """What ran, indented by four so that Markdown shows it verbatim."""
+    names = [name for name in ("config", "manifests", "environment") if name in shown.provenance]
+    texts = {name: json.dumps(shown.provenance[name], indent=1, default=str) for name in names}
+    return {tag: indent(text, " " * 4) for tag, text in ({"what ran": shown.sentence} | texts).items()}
 
 
 def check_mlflow(uri: str) -> None:
-    """Refuse what `write_mlflow` would refuse, and create nothing."""
-    with _connect(uri) as client:
+    """Raise what `write_mlflow` would raise, but create nothing."""
+    with _connect(uri) as make_client:
         if not uri.startswith(SQLITE):  # a query would create tables in the database
-            client().get_experiment_by_name(EXPERIMENT)
+            make_client().get_experiment_by_name(EXPERIMENT)
 
 
 def write_mlflow(page: Page, uri: str) -> None:
-    """Log every run as a new one of the experiment "fedthe", in a file (sqlite:///FILE) or on a server."""
+    """Log each run as a new run of the experiment "fedthe", to a file (sqlite:///FILE) or a server."""
     with _connect(uri) as make_client:
         if uri.startswith(SQLITE):
             make_folder(_name_file(uri).parent)
@@ -148,14 +148,12 @@ def write_mlflow(page: Page, uri: str) -> None:
 
 @contextmanager
 def _connect(uri: str) -> Iterator[Callable[[], Any]]:
-    """Yield a function that makes a client; errors in the block become one InputError."""
+    """Yield a function that makes a client; an error in the block becomes an InputError."""
     place = _check_uri(uri)
     needed = "logging to MLflow needs mlflow: pip install 'fedthe[mlflow]'."
     with _set_environment(), _silence():  # before the import, which starts telemetry
-        tracking, _ = (_load(f"mlflow.{module}", needed) for module in ("tracking", "entities"))
-        if uri.startswith(SQLITE):
-            _load("sqlalchemy", needed)
-            _load("alembic", needed)
+        more = ["sqlalchemy", "alembic"] if uri.startswith(SQLITE) else []
+        tracking, *_ = [_load(module, needed) for module in ("mlflow.tracking", "mlflow.entities", *more)]
         try:
             yield lambda: tracking.MlflowClient(tracking_uri=uri)
         except InputError:
@@ -170,14 +168,15 @@ def _log_run(client: Any, experiment: str, shown: Shown) -> None:
 
     run = client.create_run(experiment, run_name=clean(shown.name)).info.run_id
     now = int(time.time() * 1000)
-    points, parts = list_points(shown, join=_join_key), shown.provenance
-    metrics = [entities.Metric(name, value, now, step) for name, value, step in points]
-    params = [entities.Param(*pair) for pair in _list_pairs(list_settings(shown))]
-    tags = {"mlflow.note.content": shown.sentence, "command": parts.get("command") or ""}
+    tags = {"mlflow.note.content": shown.sentence, "command": shown.provenance.get("command") or ""}
     for kind in ("manifests", "environment"):
-        tags |= {f"{kind}.{name}": value for name, value in (parts.get(kind) or {}).items()}
-    pairs = [entities.RunTag(*pair) for pair in _list_pairs(tags)]
-    client.log_batch(run, metrics, params, pairs)  # splits them into requests that servers accept
+        tags |= {f"{kind}.{name}": value for name, value in (shown.provenance.get(kind) or {}).items()}
+    client.log_batch(  # splits them into requests that servers accept
+        run,
+        [entities.Metric(name, value, now, step) for name, value, step in list_points(shown, join=_join_key)],
+        [entities.Param(*pair) for pair in _list_pairs(list_settings(shown))],
+        [entities.RunTag(*pair) for pair in _list_pairs(tags)],
+    )
     client.set_terminated(run)
 
 
@@ -188,11 +187,11 @@ def _list_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _join_key(*words: str) -> str:
     """A key of words. Characters that MLflow refuses or reads as a path become their code, so keys stay distinct."""
-    return _shorten("/".join(re.sub(r"^\.+$|[^\w.\- ]", _number, word) or "_" for word in words), LONGEST_KEY)
 
+    def encode(found: re.Match[str]) -> str:
+        return "".join(f"_{ord(mark):x}_" for mark in found[0])
 
-def _number(found: re.Match[str]) -> str:
-    return "".join(f"_{ord(mark):x}_" for mark in found[0])
+    return _shorten("/".join(re.sub(r"^\.+$|[^\w.\- ]", encode, word) or "_" for word in words), LONGEST_KEY)
 
 
 def _shorten(text: str, limit: int) -> str:
@@ -208,19 +207,19 @@ def _load(module: str, needed: str) -> Any:
 
 def _check_uri(uri: str) -> str:
     """The URI to show, without a password. Refuses a file that is not a writable database."""
-    said = "name sqlite:///FILE, http://HOST or https://HOST."
     if uri.startswith(SQLITE) and str(_name_file(uri)) != ".":
         _check_database(_name_file(uri))
         return str(_name_file(uri))
+    why = ""
     try:
         parts = urlsplit(uri)
         _ = parts.port  # raises ValueError unless it is a number
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return hide_secrets(uri)
     except ValueError as error:
-        why = hide_secrets(str(error), [uri])
-        raise InputError(f"{hide_secrets(clean(uri))!r} is not an MLflow URI ({why}); {said}") from None
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return hide_secrets(uri)
-    raise InputError(f"{hide_secrets(clean(uri))!r} is not an MLflow URI; {said}")
+        why = f" ({hide_secrets(str(error), [uri])})"
+    shown = hide_secrets(clean(uri))
+    raise InputError(f"{shown!r} is not an MLflow URI{why}; name sqlite:///FILE, http://HOST or https://HOST.")
 
 
 def _name_file(uri: str) -> Path:
@@ -228,12 +227,12 @@ def _name_file(uri: str) -> Path:
 
 
 def _check_database(path: Path) -> None:
-    """Fail early: MLflow itself would retry for minutes."""
+    """Fail early: MLflow would retry for minutes."""
     if not path.exists():
         check_folder(path.parent)
         return
     try:
-        where = f"{path.absolute().as_uri()}?mode=rw"  # rw: do not create it
+        where = f"{path.absolute().as_uri()}?mode=rw"  # does not create it
         with closing(sqlite3.connect(where, uri=True, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("ROLLBACK")
@@ -250,19 +249,19 @@ def _list_secrets(uri: str) -> list[str]:
 
 @contextmanager
 def _set_environment() -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update({**PATIENCE, **{name: before[name] for name in PATIENCE if name in before}, **QUIET})
+    before = {name: os.environ[name] for name in (*PATIENCE, *QUIET) if name in os.environ}
+    os.environ.update(PATIENCE | before | QUIET)
     try:
         yield
     finally:
         for name in (*PATIENCE, *QUIET):
             os.environ.pop(name, None)
-        os.environ.update({name: before[name] for name in (*PATIENCE, *QUIET) if name in before})
+        os.environ.update(before)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress log lines and warnings of MLflow; errors still raise."""
+    """Suppress MLflow's log lines and warnings; exceptions still pass."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

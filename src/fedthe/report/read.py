@@ -1,6 +1,6 @@
 """Read and check the files of runs, tables and figures. Reports read files only through this module.
 
-Damaged files of results are refused. Damaged files that only add to them are left out, with a note.
+Damaged results are refused. Damaged files that only add to them are left out, with a note.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ SUMMARY = {
     "pools": {str: TEXT},
     "curves": {str: {str: {str: [Maybe(PERCENT)]}}},
     "answers": [NAME],
-    "examples": NAME,
     "manifests": {str: NAME},
     "seconds": AMOUNT,
 }
+EXAMPLES = {"seed": COUNT, "file": NAME}
 CONFIG = {"hyper?": {str: {str: PLAIN}}, "clients?": Number(1, 10**6, whole=True), "seeds?": PLAIN}
 MANIFEST = {"pool": {"classes": [TEXT]}, "clients": [{"classes": [COUNT]}]}
 CASE = {
@@ -90,14 +90,14 @@ FIGURE = {"id": NAME, "title": TEXT, "config": FIGURE_CONFIG, "tests": {str: TEX
 
 
 def read_json(path: Path) -> Any:
-    """As `records.read_json`, but refuses anything else than a regular file: reading a pipe would block."""
+    """As `records.read_json`, but only from a regular file: reading a pipe would block."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file.")
     try:
         return records.read_json(path)
-    except InputError as error:  # its advice, to delete the file, is for runs
+    except InputError as error:  # its advice, to delete the file, only helps a run
         why = flatten(error.__context__ or error, 200)
-        raise InputError(f"{path} is damaged ({why}); the command that wrote it makes it again.") from None
+        raise InputError(f"{path} is damaged ({why}); run the command that wrote it again.") from None
 
 
 def read_run(folder: Path) -> tuple[Results, list[str]]:
@@ -109,11 +109,10 @@ def read_run(folder: Path) -> tuple[Results, list[str]]:
             summary = check(summary, SUMMARY, "summary.json")
             check(config, CONFIG, "config.json")
         results = read_results(folder)
+        check(results.examples, EXAMPLES, "summary.json.examples")
         _check_names(results)
         _check_rows(results)
         _check_tables(results, summary)
-        for scores in (cells for curve in results.curves.values() for cells in curve.values()):
-            check({test: list(cell) for test, cell in scores.items()}, {str: [Maybe(PERCENT)]}, "curves")
     except (InputError, Malformed, RecursionError, OverflowError) as error:  # OverflowError: a number of many digits
         again = "" if isinstance(error, InputError) else "; run it again, which trains nothing"
         why = flatten(error, 400).rstrip(".")
@@ -127,26 +126,26 @@ def read_run(folder: Path) -> tuple[Results, list[str]]:
 
 
 def _check_names(results: Results) -> None:
-    """Names of files must not lead out of the folder of the run."""
-    for name in (*results.answers, *results.trainings, results.examples):
+    """File names must not lead out of the run's folder."""
+    for name in (*results.answers, *results.trainings, results.examples["file"]):
         if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
             raise Malformed(f"summary.json names the file {flatten(name, 40)!r}")
 
 
 def _check_rows(results: Results) -> None:
-    """Rows must be consistent, fit the settings, and be there once."""
+    """Rows must be consistent, match the settings, and appear once."""
     config = results.config
     places: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for i, row in enumerate(results.rows, 1):
         where = f"line {i} of results.jsonl"
         check(vars(row), _ROW, where)
         if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.clients:
-            raise Malformed(f"{where} is of a method, seed or client that config.json does not name")
+            raise Malformed(f"{where} has a method, seed or client that config.json does not name")
         if row.right > row.samples or not math.isclose(row.accuracy, 100 * row.right / row.samples, abs_tol=1e-6):
-            raise Malformed(f"{where} has {row.right} of {row.samples} samples right, but accuracy {row.accuracy}")
+            raise Malformed(f"{where} has {row.right} of {row.samples} correct, but accuracy {row.accuracy}")
         streams = places.setdefault((row.method, row.seed), set())
         if (row.test, row.client) in streams:
-            raise Malformed(f"{where} is there twice")
+            raise Malformed(f"{where} repeats an earlier one")
         streams.add((row.test, row.client))
     for (method, seed), streams in places.items():
         if any(streams != others for (_, other), others in places.items() if other == seed):
@@ -171,7 +170,7 @@ def _check_tables(results: Results, summary: Mapping[str, Any]) -> None:
         theirs = summary.get(name, ours)
         same = {(m, t) for m, row in ours.items() for t in row} == {(m, t) for m, row in theirs.items() for t in row}
         if not same or any(abs(ours[m][t] - theirs[m][t]) > 1e-6 for m in ours for t in ours[m]):
-            raise Malformed(f"results.jsonl and {name!r} of summary.json do not agree")
+            raise Malformed(f"results.jsonl contradicts {name!r} of summary.json")
 
 
 def read_manifest(folder: Path, seed: int, digest: str) -> dict[str, Any] | None:
@@ -191,14 +190,13 @@ def read_losses(folder: Path, training: str) -> list[float]:
     """The mean local loss of each round; [] if the checkpoint is missing or damaged."""
     path = folder / "trainings" / f"{training}.safetensors"
     try:
-        losses: list[float] = check(records.read_losses(path), [Number()], "losses")
+        return list(check(records.read_losses(path), [Number()], "losses"))
     except (Malformed, RecursionError, TypeError, AttributeError):  # metadata of any kind
         return []
-    return losses
 
 
 def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
-    """Per-sample data by method and seed; {} for those whose files are missing, damaged, or do not fit the results."""
+    """Per-sample data by method and seed; {} if the file is missing, damaged, or contradicts the results."""
     rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
     for row in results.rows:
         rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
@@ -207,7 +205,7 @@ def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
         pair = _read_pair(results.folder / "answers" / f"{name}.json")
         if pair in rows:
             samples = records.read_samples(results.folder / "samples" / f"{name}.npz")
-            if all(_fits_row(place, array, samples, rows[pair]) for place, array in samples.items()):
+            if all(_fits_row(name, samples, rows[pair]) for name in samples):
                 found[pair] = samples
     return found
 
@@ -216,25 +214,23 @@ def _read_pair(path: Path) -> tuple[str, int] | None:
     """The method and the seed of an answer; None if its file is missing or damaged."""
     try:
         answer = check(store.read_sealed(path), {"method": NAME, "seed": COUNT}, "answer")
+        return answer["method"], answer["seed"]
     except (InputError, Malformed):
         return None
-    return answer["method"], answer["seed"]
 
 
-def _fits_row(name: str, array: np.ndarray, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
+def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
     place, _, column = name.rpartition("/")
-    row = rows.get(place)
+    array, row = samples[name], rows.get(place)
     if row is None or array.shape != (row.samples,):
         return False
     if column == "right":
         answers, labels = (samples.get(f"{place}/{each}") for each in ("answer", "label"))
         agree = answers is None or labels is None or _is_right(array, answers, labels)
         return array.dtype == np.bool_ and int(array.sum()) == row.right and agree
-    if column == "e":
-        return array.dtype.kind == "f" and bool(((array >= 0) & (array <= 1)).all())
-    if column not in INTEGERS:
-        return False
-    return array.dtype.kind in "iu" and bool(((array >= 0) & (array < 2**31)).all())
+    kinds, high = ("f", 1) if column == "e" else ("iu", 2**31 - 1)
+    known = column == "e" or column in INTEGERS
+    return known and array.dtype.kind in kinds and bool(((array >= 0) & (array <= high)).all())
 
 
 def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> bool:
@@ -242,30 +238,25 @@ def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> boo
 
 
 def read_examples(results: Results) -> dict[str, np.ndarray]:
-    """Images by "test/client"; {} if the file is missing or damaged."""
-    path = results.folder / "examples" / f"{results.examples}.npz"
-    images = records.read_samples(path)
-    return images if all(map(_is_stack, images.values())) else {}
+    """Images [n, height, width, 1 or 3] by "test/client"; {} if the file is missing or damaged."""
+    images = records.read_samples(results.folder / "examples" / f"{results.examples['file']}.npz")
+    return images if all(map(_are_images, images.values())) else {}
 
 
-def _is_stack(images: np.ndarray) -> bool:
-    """Whether `images` is [n, height, width, 1 or 3]."""
-    sides = images.shape[1:3]
-    return (
-        images.dtype == np.uint8
-        and images.ndim == 4
-        and images.shape[3] in (1, 3)
-        and all(1 <= side <= LARGEST for side in sides)
-    )
+def _are_images(array: np.ndarray) -> bool:
+    if array.dtype != np.uint8 or array.ndim != 4:
+        return False
+    _, height, width, channels = array.shape
+    return 1 <= height <= LARGEST and 1 <= width <= LARGEST and channels in (1, 3)
 
 
 def is_record(value: Any) -> bool:
-    """Whether a file is meant to be a record of a table or a figure."""
+    """Whether a file claims to be a record of a table or a figure."""
     return isinstance(value, dict) and "id" in value and bool({"cases", "rows", "data"} & value.keys())
 
 
 def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A record of a table or a figure, from the file at `path`."""
+    """The record of a table or a figure in the file at `path`."""
     is_figure = "data" in value
     try:
         value = store.unseal(path, value)
@@ -273,30 +264,32 @@ def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
     except (Malformed, InputError, RecursionError, OverflowError) as error:
         kind = "figure" if is_figure else "table"
         why = flatten(hide_secrets(str(error)), 300).rstrip(".")
-        raise InputError(f"{path} is not a valid record of a {kind} ({why}); `fedthe {kind}` makes it again.") from None
+        raise InputError(
+            f"{path} is not a valid record of a {kind} ({why}); `fedthe {kind}` writes a new one."
+        ) from None
 
 
 def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
     id = check(value.get("id"), NAME, "id")
     table = find_table(id)
     if value.get("format") != FORMAT:
-        raise Malformed("it is from another version")
+        raise Malformed("another version wrote it")
     record: dict[str, Any] = check(value, RECORD, id)
     if not record["cases"]:
         raise Malformed("it has no case")
     if not record["rows"].keys() <= table.rows.keys():
         raise Malformed("it has rows that the table lacks")
     if any(len(pair) != 2 for pair in record["changed"].values()):
-        raise Malformed("changed must hold ours and the paper's")
+        raise Malformed("an entry of 'changed' is not a pair")
     for case, given in zip(record["cases"], value["cases"], strict=True):
         config = make_config(given["config"])
         case["config"] = config.as_dict()
-        for method, test in ((method, test) for method, tests in case["clients"].items() for test in tests):
-            seeds = case["clients"][method][test]
-            if method not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
-                raise Malformed(f"{method}.{test} is of a method or seed that its config does not name")
-            if any(len(each) > config.clients or set(each) <= {None} for each in seeds.values()):
-                raise Malformed(f"{method}.{test} has too many clients, or none")
+        for method, tests in case["clients"].items():
+            for test, seeds in tests.items():
+                if method not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
+                    raise Malformed(f"{method}.{test} has a method or seed that its config does not name")
+                if any(len(each) > config.clients or set(each) <= {None} for each in seeds.values()):
+                    raise Malformed(f"{method}.{test} has too many clients, or none")
         for column, test in case["columns"].items():
             for row, cells in record["rows"].items():
                 if column in cells:
@@ -307,7 +300,7 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_mean(cell: Sequence[float | None], seeds: Mapping[str, Sequence[float | None]] | None, where: str) -> None:
-    """A number of the table must be the mean over its clients, which have three decimals."""
+    """A number of the table must be the mean over its clients, whose numbers have three decimals."""
     means = [fmean(each for each in percents if each is not None) for percents in (seeds or {}).values()]
     if not means or not cell or cell[0] is None or abs(fmean(means) - cell[0]) > 1e-3:
         raise Malformed(f"{where} is not the mean over its clients")
@@ -323,15 +316,14 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("shared", "best", "fedthe", "curves"):
             for series in _list_series(data.get(name, {})):
                 series.pop("std", None)
-    lengths = {"accuracy": "alpha", "shared": "e", "curves": "rounds"}
-    for name, axis in lengths.items():
+    for name, axis in (("accuracy", "alpha"), ("shared", "e"), ("curves", "rounds")):
         for series in _list_series(data.get(name, {})):
             if not data[axis] or any(len(each) != len(data[axis]) for each in series.values()):
-                raise Malformed(f"{name} does not fit {axis}")
+                raise Malformed(f"{name} and {axis} differ in length")
             if name == "accuracy" and any(len(row) != len(data["beta"]) or None in row for row in series["mean"]):
-                raise Malformed("accuracy does not fit beta")
+                raise Malformed("accuracy lacks a number for some beta")
             if name == "shared" and None in series["mean"]:
-                raise Malformed("shared has no number for every e")
+                raise Malformed("shared lacks a number for some e")
     for name in ("best", "fedthe") if "shared" in data else ():
         if not data["shared"].keys() <= data[name].keys():
             raise Malformed(f"{name} lacks a test")

@@ -24,7 +24,7 @@ def has_labels(samples: Samples) -> bool:
 
 
 def score_heads(samples: Samples, tests: Sequence[str], clients: int) -> dict[str, dict[str, Percents]]:
-    """The accuracy of each client by test and head, if the answers of both heads are known."""
+    """The accuracy of each client by test and head, if samples have the answers of both heads."""
     scored: dict[str, dict[str, Percents]] = {}
     for test in tests:
         heads: dict[str, Percents] = {
@@ -57,12 +57,11 @@ def spread_weights(seeds: Sequence[Samples]) -> dict[str, Weights]:
 
 
 def pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples]) -> list[Example]:
-    """Some samples of each test that the last method answers correctly and wrongly, in turn."""
-    seed = results.config.seeds[0]  # of which a run keeps examples
-    images = read_examples(results)
+    """Samples of each test, in turn one that the last method answers correctly and one that it gets wrong."""
+    images, seed = read_examples(results), results.examples["seed"]
     known = {method: kept for (method, at), kept in samples.items() if at == seed}
     labelled = [kept for kept in known.values() if has_labels(kept)]
-    if not labelled:  # earlier versions kept no labels
+    if not labelled:  # files of earlier versions
         return []
     judge = labelled[-1]
     picked = []

@@ -1,23 +1,22 @@
-"""Check values from files against the shape that they must have.
+"""Check values from files against a shape.
 
-A shape is a Number, a Text, [shape] for a list, {str: shape} for a dict, {"a": shape, "b?": shape} for named fields of
-which the second is optional, Maybe(shape) if null is allowed, and PLAIN for a setting of any kind.
+A shape is a Number, a Text, [shape] for a list, {str: shape} for a dict, {"a": shape, "b?": shape} for named fields, of
+which b is optional, Maybe(shape) if null is allowed, and PLAIN for a setting of any kind.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..text import flatten
+from ..text import flatten, quote
 
 LONGEST = 20_000  # characters of a string
 MOST = 1_000_000  # entries of a list or dict
 
 
 class Malformed(ValueError):
-    """Content of a file that is not as it must be: where, and what is wrong."""
+    """A value in a file has the wrong shape: where, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,12 @@ class Maybe:
 class Plain:
     """A string, a number, true, false, null, or a list of these."""
 
+    lists: bool = True
+
 
 PERCENT, AMOUNT, COUNT = Number(0, 100), Number(0), Number(0, 2**53, whole=True)
 NAME, TEXT, PLAIN = Text(300), Text(), Plain()
+SCALAR = Plain(lists=False)
 
 
 def check(value: Any, shape: Any, where: str) -> Any:
@@ -56,7 +58,7 @@ def check(value: Any, shape: Any, where: str) -> Any:
         case Text():
             return _check_text(value, shape, where)
         case Plain():
-            return _check_plain(value, where)
+            return _check_plain(value, shape, where)
         case [inner]:
             _refuse_unless(isinstance(value, list | tuple) and len(value) <= MOST, value, "a list", where)
             return [check(each, inner, f"{where}[{i}]") for i, each in enumerate(value)]
@@ -95,32 +97,14 @@ def _check_text(value: Any, shape: Text, where: str) -> str:
     return value  # type: ignore[no-any-return]
 
 
-def _check_plain(value: Any, where: str) -> Any:
-    if isinstance(value, list | tuple):
-        _refuse_unless(len(value) <= MOST, value, "a list", where)
-        return [_check_scalar(each, where) for each in value]
-    return _check_scalar(value, where)
-
-
-def _check_scalar(value: Any, where: str) -> Any:
+def _check_plain(value: Any, shape: Plain, where: str) -> Any:
+    if shape.lists and isinstance(value, list | tuple):
+        return check(value, [SCALAR], where)
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        return _check_text(value, TEXT, where)
-    return _check_number(value, Number(), where)
+    return check(value, TEXT if isinstance(value, str) else Number(), where)
 
 
-def _refuse_unless(right: bool, value: Any, kind: str, where: str) -> None:
-    if not right:
-        raise Malformed(f"{flatten(where, 100)} is {_show(value)}, not {kind}")
-
-
-def _show(value: Any) -> str:
-    """A short form of any value; repr fails on deep nesting and on numbers of many digits."""
-    if isinstance(value, str):
-        return repr(flatten(value, 40))
-    if isinstance(value, float) or value is None or isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**18 else f"a number of about {int(math.log10(abs(value))) + 1} digits"
-    return f"{'a list' if isinstance(value, list | tuple) else 'an object'} of {len(value)}"
+def _refuse_unless(fits: bool, value: Any, kind: str, where: str) -> None:
+    if not fits:
+        raise Malformed(f"{flatten(where, 100)} is {quote(value, 40)}, not {kind}")

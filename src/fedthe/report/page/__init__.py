@@ -1,4 +1,4 @@
-"""The report as one HTML file: text and tables written by Python, charts drawn by the scripts in js/ with plotly."""
+"""The report as one HTML file: Python writes text and tables, the scripts in js/ draw charts with plotly."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .embed import embed
 from .markup import escape
 from .sections import choose_run, list_sections, show_head
 
-# Joined in this order inside one function. Each file has its own scope and exposes what its first line names.
+# Joined in this order inside one function. Each file has its own scope; its first line names what it exports.
 SCRIPTS = (
-    *("dom", "format", "colours", "charts", "parts", "theme", "lines", "heat"),  # what sections share
+    *("dom", "format", "colours", "charts", "parts", "theme", "lines", "heat"),  # shared
     *("results", "trade", "severity", "clients", "curves", "weights", "examples", "figures"),  # one for each section
     "main",
 )
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write a file that opens in a browser, without any other file and without a network."""
+    """Write one file that opens in a browser and needs no other file and no network."""
     text = render(page)
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Text comes before scripts, so that it shows at once."""
+    """The page as HTML: text before scripts, so that it shows at once."""
     sections = list_sections(page)
     parts = {
         "title": escape(page.title),

@@ -1,4 +1,4 @@
-"""The data that the page's scripts draw, with the names and colours of methods and tests."""
+"""The data for the page's scripts, with the names and colours of methods and tests."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TURNS = {"fedthe_plus": 2}  # dash and symbol: FedTHE+ differs from FedTHE in mo
 
 
 def embed(page: Page) -> str:
-    """JSON that can stand inside a script: without "<", and without NaN and infinity."""
+    """JSON that is safe inside a script element: no "<", no NaN, no infinity."""
     data = {
-        "ours": OURS[::-1],  # sections that show one method begin with the first of these
+        "ours": OURS[::-1],  # sections that show one method start with the first of these
         "runs": [_pick_run(shown) for shown in page.shown],
         "figures": [_pick_figure(record) for record in page.figures if is_drawn(record)],
     }
@@ -31,7 +31,7 @@ def embed(page: Page) -> str:
 
 
 def _drop_nonfinite(value: Any) -> Any:
-    """NaN and infinity become None. Other numbers keep all digits: the scripts round them, and rounding twice errs."""
+    """NaN and infinity become None. Other numbers keep all digits: scripts round them, and rounding twice errs."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -42,7 +42,7 @@ def _drop_nonfinite(value: Any) -> Any:
 
 
 def list_severities(shown: Shown) -> list[int]:
-    """The severity of each test; [] if a test is not one of severities."""
+    """The severity of each test; [] unless every test has one."""
     found = [re.fullmatch(rf"{SEVERITY}(\d+)", test) for test in shown.tests]
     return [int(each[1]) for each in found if each] if all(found) else []
 
@@ -95,7 +95,7 @@ def _join_losses(all_losses: Sequence[Losses], names: Mapping[str, str]) -> list
 
 
 def is_drawn(record: Mapping[str, Any]) -> bool:
-    """Whether figures.js can draw a figure: `read.check_record` keeps the data of no other."""
+    """Whether figures.js can draw a figure: `read.check_record` drops the data of all others."""
     return record.get("data") is not None
 
 

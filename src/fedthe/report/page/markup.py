@@ -1,4 +1,4 @@
-"""HTML from text. Users name classes, runs, tests and methods: `escape` and `embed` are the only ways in for names."""
+"""HTML from text. Users name classes, runs, tests and methods: names enter a page only through `escape` and `embed`."""
 
 from __future__ import annotations
 

@@ -22,11 +22,8 @@ def show_provenance(runs: Sequence[Shown]) -> str:
 
 def _list_facts(shown: Shown) -> list[tuple[str, str]]:
     known = shown.provenance
-    facts = []
-    if known.get("command"):
-        facts.append(("command", f"<pre>{escape(known['command'])}</pre>"))
-    if known.get("python"):
-        facts.append(("in Python", f"<pre>{escape(known['python'])}</pre>"))
+    calls = {"command": known.get("command"), "in Python": known.get("python")}
+    facts = [(name, f"<pre>{escape(call)}</pre>") for name, call in calls.items() if call]
     environment = known.get("environment", {}).items()
     facts += [(escape(name), escape(value)) for name, value in environment if name != "command"]
     if known.get("seconds") is not None:
@@ -40,13 +37,12 @@ def _list_facts(shown: Shown) -> list[tuple[str, str]]:
 
 
 def _fold_tables(shown: Shown) -> str:
-    trainings, config = (shown.provenance.get(name) for name in ("trainings", "config"))
     folded = ""
-    if trainings:
+    if trainings := shown.provenance.get("trainings"):
         columns = list(dict.fromkeys(key for each in trainings for key in each))
         rows = [[_say_value(each.get(column)) for column in columns] for each in trainings]
         folded += fold("Trainings", write_table(columns, rows))
-    if config:
+    if config := shown.provenance.get("config"):
         rows = [[escape(key), _say_value(value)] for key, value in config.items()]
         folded += fold("Config", write_table(["setting", "value"], rows))
     return folded

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
-from typing import TypeGuard
 
 from .. import cells
-from ..data import Shown
+from ..data import Cost, Shown
 from .markup import escape, frame, list_items, prefix
 
-LONG = 30  # rows from which on the table scrolls by itself, so that its head stays in sight
+LONG = 30  # a table with more rows scrolls on its own, so that its head stays in sight
 
 
 @dataclass(frozen=True)
 class NumberCell:
-    """A number as it is shown and sorted. The cell of a test can show the worst client's number instead."""
+    """A number, and how it is shown. A test's cell can show the worst client's number instead."""
 
     mean: float | None
     said: str
@@ -29,7 +26,7 @@ class NumberCell:
 
     def say(self, kind: str) -> str:
         """Without the standard deviation."""
-        return _say_number(self.worst) if kind == "worst" and self.worst is not None else self.said.split(" ± ")[0]
+        return cells.say_number(self.worst) if kind == "worst" and self.worst is not None else self.said.split(" ± ")[0]
 
 
 NOTHING = NumberCell(None, cells.NOTHING)
@@ -67,12 +64,14 @@ def show_results(runs: Sequence[Shown]) -> str:
 def _fill_columns(rows: Sequence[tuple[Shown, str]]) -> list[_Column]:
     """Columns with at least one number; `rows` are runs and their methods."""
     tests = _join_tests([shown for shown, _ in rows])
+    worst = [cells.average_of(*row, "worst") for row in rows]
+    costs = [shown.costs.get(method, Cost()) for shown, method in rows]
     columns = [_Column(title, [_fill_cell(*row, test) for row in rows]) for test, title in tests.items()]
     columns += [
         _Column("average", [_fill_average(*row) for row in rows]),
-        _Column("worst client", [_fill_worst(*row) for row in rows]),
-        _Column("ms per sample", [_fill_ms(*row) for row in rows], min),
-        _Column("passes per sample", [_fill_passes(*row) for row in rows], None),
+        _Column("worst client", [NumberCell(each, cells.say_number(each)) for each in worst]),
+        _Column("ms per sample", [NumberCell(cost.ms, cells.say_ms(cost)) for cost in costs], min),
+        _Column("passes per sample", [NumberCell(_count_passes(cost), cells.say_passes(cost)) for cost in costs], None),
     ]
     return [column for column in columns if any(cell.said != cells.NOTHING for cell in column.cells)]
 
@@ -119,7 +118,7 @@ def _join_tests(runs: Sequence[Shown]) -> dict[str, str]:
 
 def _fill_cell(shown: Shown, method: str, test: str) -> NumberCell:
     score = shown.scores.get(method, {}).get(test)
-    if score is None or not _is_known(score.mean):
+    if score is None or not cells.is_known(score.mean):
         return NOTHING
     change = cells.difference(shown, method, test)
     paper = "" if change is None else f"paper {cells.say_number(score.mean - change)}, {cells.say_change(change)}"
@@ -128,51 +127,26 @@ def _fill_cell(shown: Shown, method: str, test: str) -> NumberCell:
 
 def _fill_average(shown: Shown, method: str) -> NumberCell:
     mean = cells.average_of(shown, method)
-    if len(shown.tests) < 2 or not _is_known(mean):
+    if len(shown.tests) < 2 or not cells.is_known(mean):
         return NOTHING
-    return NumberCell(mean, _say_number(mean), _average_worst(shown, method))
+    return NumberCell(mean, cells.say_number(mean), cells.average_of(shown, method, "worst"))
 
 
-def _fill_worst(shown: Shown, method: str) -> NumberCell:
-    worst = _average_worst(shown, method) if shown.scores.get(method, {}).keys() >= shown.tests.keys() else None
-    return NumberCell(worst, _say_number(worst))
-
-
-def _average_worst(shown: Shown, method: str) -> float | None:
-    worst = [score.worst for score in shown.scores[method].values()]
-    return fmean(worst) if worst else None
-
-
-def _fill_ms(shown: Shown, method: str) -> NumberCell:
-    cost = shown.costs.get(method)
-    return NumberCell(cost.ms if cost else None, cells.say_ms(cost))
-
-
-def _fill_passes(shown: Shown, method: str) -> NumberCell:
-    cost = shown.costs.get(method)
-    both = None if cost is None or cost.forward is None else cost.forward + (cost.backward or 0)
-    return NumberCell(both, cells.say_passes(cost))
+def _count_passes(cost: Cost) -> float | None:
+    return None if cost.forward is None else cost.forward + (cost.backward or 0)
 
 
 def _find_best(column: _Column, start: int, end: int, kind: str) -> str:
-    """The best number of these rows as it is shown, so that ties after rounding are all bold; "" if all are tied."""
-    seen = {value: cell.say(kind) for cell in column.cells[start:end] if _is_known(value := cell.get(kind))}
+    """The best number of these rows as shown, so that ties after rounding are all bold; "" if all are tied."""
+    seen = {value: cell.say(kind) for cell in column.cells[start:end] if cells.is_known(value := cell.get(kind))}
     if column.best is None or len(set(seen.values())) < 2:
         return ""
     return seen[column.best(seen)]
 
 
-def _say_number(value: float | None) -> str:
-    return cells.say_number(value) if _is_known(value) else cells.NOTHING
-
-
-def _is_known(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
-
-
 def _write_cell(cell: NumberCell, best: Mapping[str, str]) -> str:
     values = {kind: cell.get(kind) for kind in best}
-    sorts = "".join(f' data-{kind}="{value:.6g}"' for kind, value in values.items() if _is_known(value))
+    sorts = "".join(f' data-{kind}="{value:.6g}"' for kind, value in values.items() if cells.is_known(value))
     mean = _embolden(cell.said, best["mean"]) + (f"<small>{cell.small}</small>" if cell.small else "")
     if cell.worst is None:
         return f"<td{sorts}>{mean}</td>"
@@ -188,25 +162,20 @@ def _embolden(said: str, best: str) -> str:
 def _explain(runs: Sequence[Shown]) -> str:
     """What the columns mean, and what to know before comparing with the paper."""
     several = len(runs) > 1
-    lines = []
-    for shown in runs:
-        if len(shown.tests) > 1:
-            tests = ", ".join(escape(title) for title in shown.tests.values())
-            lines.append(f"Average{_of(shown, several)}: mean over {tests}.")
+    of_run = {shown.name: f" of {escape(shown.name)}" if several else "" for shown in runs}
+    lines = [
+        f"Average{of_run[shown.name]}: mean over {', '.join(map(escape, shown.tests.values()))}."
+        for shown in runs
+        if len(shown.tests) > 1
+    ]
     lines.append("Worst client: the lowest accuracy of any client on each test, averaged over tests.")
     if any(cost.forward is not None for shown in runs for cost in shown.costs.values()):
         lines.append("Passes: forward (+ backward) passes through the network.")
     for shown in runs:
         if shown.paper and shown.paper.cells:
-            lines.append(
-                f"Small print{_of(shown, several)}: the paper's number ({escape(shown.paper.title)}) "
-                "and our difference to it."
-            )
+            title = escape(shown.paper.title)
+            lines.append(f"Small print{of_run[shown.name]}: the paper's number ({title}), and our difference from it.")
         remarks = shown.paper.remarks if shown.paper else ()
         lines += [f"{prefix(shown, several)}{escape(remark)}" for remark in remarks]
     lines += [f"{escape(shown.name)}: no method has finished." for shown in runs if not _has_scores(shown)]
     return f'<div class="remarks">{list_items(lines)}</div>'
-
-
-def _of(shown: Shown, several: bool) -> str:
-    return f" of {escape(shown.name)}" if several else ""

@@ -1,4 +1,4 @@
-"""The head of the page, and its sections in order. Scripts fill those with charts, for the run that is chosen."""
+"""The head of the page and its sections in order. Scripts draw the charts of the selected run into them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Section:
 
 
 def list_sections(page: Page) -> list[Section]:
-    """Those that have something to show for at least one run; scripts hide the others when another run is chosen."""
+    """Those with something to show for at least one run; scripts hide those that the selected run lacks."""
     runs = page.shown
     sections = [Section("results", "Results", show_results(runs))] if runs else []
     sections += _list_charts(page)

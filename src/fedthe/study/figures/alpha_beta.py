@@ -8,6 +8,7 @@ import numpy as np
 
 from ...config import Config
 from ...experiment.training import deploy_all
+from ...names import METHOD_NAMES
 from ...progress.events import track
 from .. import draw
 from .base import PAPER, Figure, Found, average
@@ -28,4 +29,5 @@ def measure(config: Config) -> dict[str, Any]:
     return {"alpha": GRID, "beta": GRID, "accuracy": average(found)}  # accuracy[test]["mean"][alpha][beta]
 
 
-FIGURE = Figure("FedTHE's accuracy by alpha and beta", PAPER | {"methods": ["fedthe"]}, measure, draw.draw_alpha_beta)
+TITLE = f"{METHOD_NAMES['fedthe']}'s accuracy by alpha and beta"
+FIGURE = Figure(TITLE, PAPER | {"methods": ["fedthe"]}, measure, draw.draw_alpha_beta)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...config import Config
 from ...errors import InputError
-from ...names import OURS
+from ...names import METHOD_NAMES, OURS
 from .. import draw
 from .base import BASELINE, PAPER, Figure, average, run_whole
 
@@ -30,7 +30,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 FIGURE = Figure(
-    "Accuracy gain over FedAvg + FT",
+    f"Accuracy gain over {METHOD_NAMES[BASELINE]}",
     PAPER | {"methods": [BASELINE, "memo_p", "t3a", "fedrod", "fedrep", *OURS]},
     measure,
     draw.draw_gains,

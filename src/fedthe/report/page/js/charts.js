@@ -71,7 +71,7 @@ const { addChart, dropCharts, spoil, spoilWithin, drawAll, loadPlotly } = (() =>
   const drawAll = () => [...charts.keys()].forEach(draw);
   const spoilWithin = (element) => $$(".chart", element).forEach(spoil);
 
-  // Plotly is large, so it runs after the page can be used.
+  // Plotly is large: load it once the page is usable.
   function loadPlotly() {
     if (window.Plotly) return;
     document.head.append(make("script", {}, $("#plotly").textContent));

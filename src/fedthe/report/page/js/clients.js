@@ -111,7 +111,7 @@ const { fillClients } = (() => {
       addLegend(groups.map(({ name, colour }) => ({ name: cut(name, 40), colour, turn: 0 })), "square"));
   }
 
-  // At most as many groups as colours: the rarest classes form one.
+  // No more groups than colours: the rarest classes share one.
   function groupClasses(run, mix) {
     const totals = mix[0].map((_, c) => mix.reduce((sum, row) => sum + row[c], 0));
     const order = totals.map((_, c) => c).sort((a, b) => totals[b] - totals[a]);
@@ -154,7 +154,7 @@ const { fillClients } = (() => {
     numbers.replaceChildren(...parts);
   }
 
-  // Bold the best as shown, so ties after rounding are all bold; none if all are tied
+  // Bold the best as shown: ties after rounding are all bold, but not if all are tied
   function markBest(values, mark) {
     const best = number(Math.max(...known(values)));
     const differ = known(values).some((value) => number(value) !== best);

@@ -19,8 +19,8 @@ const { read, readParts, luminance, tint, fade, SYMBOLS } = (() => {
   const readParts = (name) => read(name).match(/[\d.]+/g).slice(0, 3).map(Number);
   const isDark = () => luminance(readParts("paper")) < 0.2;
 
-  // Colours are made for a white page. On a dark one, dark colours are mixed with white, the darkest most, so that colours that
-  // differ in lightness still do.
+  // Colours are chosen for a white page. On a dark one, dark colours are lightened, the darkest most, so that they stay
+  // distinguishable.
   function tint(hex) {
     if (!isDark()) return hex;
     let rgb = split(hex);

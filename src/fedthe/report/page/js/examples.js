@@ -11,7 +11,7 @@ const { fillExamples } = (() => {
     return true;
   }
 
-  // A long name is cut; its tooltip has all of it.
+  // A long name is cut; its tooltip shows it in full.
   function nameClass(run, index) {
     const name = className(run, index);
     return make("span", { title: name.length > LONG ? name : null }, cut(name, LONG));

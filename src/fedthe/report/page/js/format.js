@@ -1,5 +1,5 @@
 const { plain, cut, wrap, number, known, mean, count, className } = (() => {
-  // For Plotly, which reads some tags.
+  // For Plotly, which interprets some tags.
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const cut = (text, length) => (text.length > length ? text.slice(0, length - 1) + "…" : text);
 
@@ -13,7 +13,7 @@ const { plain, cut, wrap, number, known, mean, count, className } = (() => {
     return lines.slice(0, 4).map((line) => plain(cut(line, width + 4))).join("<br>");
   }
 
-  // Rounds as Python does in the table of results: ties go to the even digit.
+  // Rounds half to even, as Python does in the table of results.
   function number(value, digits = 1) {
     if (value === null || value === undefined) return "–";
     const said = value.toFixed(digits);

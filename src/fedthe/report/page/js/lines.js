@@ -26,7 +26,7 @@ const { drawLines, countRounds, addCurves } = (() => {
     return { data, layout: { shapes, xaxis: { title: { text: x, standoff: 8 }, ...xaxis }, yaxis: { title: { text: y, standoff: 8 }, ...yaxis } } };
   }
 
-  // Ticks at whole rounds; a single round is in the middle.
+  // Ticks at whole rounds; a single round is centred.
   function countRounds(rounds) {
     const [low, high] = [Math.min(...rounds), Math.max(...rounds)];
     if (high - low > 10) return {};

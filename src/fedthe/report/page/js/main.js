@@ -8,7 +8,7 @@
       const body = $(".drawn", section);
       dropCharts(body);
       body.replaceChildren();
-      if (DATA.runs.length > 1) $(".of-run", section).textContent = `Run: ${run.name}`; // printed pages lack the choice
+      if (DATA.runs.length > 1) $(".of-run", section).textContent = `Run: ${run.name}`; // printed pages lack the selector
       const there = fill(run, body);
       section.hidden = !there;
       $(`nav a[href="#${id}"]`).parentElement.hidden = !there;

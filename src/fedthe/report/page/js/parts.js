@@ -1,5 +1,5 @@
 const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, addPanels, pickMethod, addMethodChoice } = (() => {
-  // Tables wider than the page say so, and fade at the edge that hides more.
+  // A table wider than the page says so, and fades at the edge where it continues.
   const fits = (region) => {
     region.classList.toggle("wide", region.scrollWidth > region.clientWidth + 1);
     region.classList.toggle("end", region.scrollLeft + region.clientWidth >= region.scrollWidth - 2);
@@ -30,7 +30,7 @@ const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, ad
           make("tr", {}, make("th", { scope: "row" }, first), ...rest.map((cell) => make("td", {}, cell))))))));
   }
 
-  // The numbers of a chart, made when somebody opens them
+  // The numbers of a chart, filled in when first opened
   function addNumbers(caption, fill) {
     const details = make("details", { class: "numbers" }, make("summary", {}, `Numbers: ${caption}`));
     details.addEventListener("toggle", () => {
@@ -58,7 +58,7 @@ const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, ad
   const addLegend = (looks, kind) =>
     make("ul", { class: "legend" }, ...looks.map((look) => make("li", {}, addSwatch(look, kind), look.name)));
 
-  // A legend whose names switch lines on and off
+  // A legend whose entries toggle lines
   function addSwitches(looks, hidden, change) {
     return make("ul", { class: "legend" }, ...looks.map(([id, look]) => {
       const button = make("button", { type: "button", "aria-pressed": "true" }, addSwatch(look, "line"), look.name);
@@ -76,7 +76,7 @@ const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, ad
     make("div", { class: "panels" }, ...panels.map(({ title, more, ...chart }) =>
       make("figure", {}, make("figcaption", {}, title, more ? make("span", {}, ` ${more}`) : null), addChart(chart))));
 
-  // The method that a section shows first
+  // The method to show first
   const pickMethod = (run, ids) => [...DATA.ours, ...Object.keys(run.methods)].find((id) => ids.includes(id));
 
   // Show one method at a time: `fill` returns the elements to show

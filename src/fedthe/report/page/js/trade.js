@@ -63,8 +63,8 @@ const { fillTrade } = (() => {
     };
   }
 
-  // The offset of each label's centre from its point: beside the point, or farther away with a line to it, where it covers no
-  // other label and no point; null if there is no such place. The legend names all points.
+  // The offset of each label's centre from its point: beside it, or farther away with a line, where it covers no other label
+  // and no point; null if there is no such place. The legend names all points.
   function placeLabels(places, names, [width, height]) {
     const pen = make("canvas").getContext("2d");
     pen.font = "12px system-ui, sans-serif"; // as in charts
