@@ -1,4 +1,4 @@
-"""Measure all rows, and put each beside its floor."""
+"""Measure all rows, and find the floor of each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import get_args
 
 import torch
@@ -62,7 +63,7 @@ def measure(
 
 
 def _try(task: Task) -> Measured | str:
-    """The measurement, or why there is none."""
+    """The measurement, or why it failed."""
     try:
         with unheard():  # the progress of the work itself is not shown
             return task.work()
@@ -72,12 +73,12 @@ def _try(task: Task) -> Measured | str:
 
 
 def make_line(task: Task, found: Measured | str, ceilings: Ceilings, authors: float | None = None) -> Line:
-    """A task's numbers in its unit with the floor beside them, or why there are none."""
+    """A task's numbers and its floor, in its unit, or why it failed."""
     if isinstance(found, str):
         return Line(task.name, task.unit, authors=authors, failed=found)
     per_second = {"s": 1, "ms": 1000}[task.unit]
     floor, floor_kind = find_floor(found.need, ceilings)
-    details = found.timed.details | found.details | {"flops": found.need.flops, "bytes": found.need.bytes}
+    details = {"seconds": list(found.timed.seconds), **found.timed.peak, **found.details, **asdict(found.need)}
     return Line(
         task.name,
         task.unit,
@@ -94,7 +95,7 @@ def make_line(task: Task, found: Measured | str, ceilings: Ceilings, authors: fl
 
 
 def _free_memory(device: torch.device) -> None:
-    """Each row starts with the whole memory of the machine."""
+    """Free what a row has allocated, so that the next one can use all memory."""
     gc.collect()
     if device.type == "cuda":
         with suppress(RuntimeError):  # a row may have left the GPU unusable; then the next ones fail and say so

@@ -1,7 +1,7 @@
 """The `fedthe` command. Configuration stops here: below, everything is plain keyword arguments.
 
-Results go to standard output, progress and errors to standard error. Commands import what is heavy when they run, so
-that `fedthe --help` answers at once.
+Results go to standard output, progress and errors to standard error. Commands import heavy packages only when
+they run, so that `fedthe --help` answers at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command; whatever goes wrong is one sentence on standard error, and an exit code."""
+    """Run the command. An error is one sentence on standard error, and an exit code."""
     guard(app)
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import InputError
-from .common import bars, make_table, print_rich
-from .options import Json
+from .common import Json, bars, make_table, print_rich
 
 if TYPE_CHECKING:
     from ..bench.result import Bench, RowChange
@@ -29,7 +28,8 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains and predicts, and how fast it could.
 
-    Each number comes with its floor: the time of its arithmetic, or of the bytes it moves, at this machine's best rate.
+    Beside each number stands its floor: the time for its arithmetic, or for the bytes it moves, at this machine's best
+    rate.
     """
     from ..bench.measure import measure
     from ..bench.result import compare, find_baseline, list_differences, read_bench

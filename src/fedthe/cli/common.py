@@ -1,4 +1,4 @@
-"""What commands share: tables and progress bars in the terminal, and the report after a run."""
+"""What commands share: options, tables and progress bars in the terminal, and the report after a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ..terminal import say
 
@@ -14,6 +16,15 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from ..report.data import Page
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Tensorboard = Annotated[Path | None, typer.Option(help="Also write the results to this folder for TensorBoard.")]
+Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow: sqlite:///FILE or http://HOST.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override.")]
+Trainings = Annotated[
+    Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes long.")]
 
 
 def make_table(*columns: str, **options: Any) -> Any:
@@ -92,19 +103,18 @@ class Loggers:
         if self.mlflow:
             write_mlflow(page, self.mlflow)
 
+    def write_report(self, make_page: Callable[[], Page], path: Path) -> Path | None:
+        """Report what just ran. None if that fails: after hours of work, a report must not fail the command."""
+        from ..report.page import write_page
 
-def write_report(make_page: Callable[[], Page], path: Path, loggers: Loggers) -> Path | None:
-    """The report on what just ran, or None: after hours of work, a report that fails must not fail the command."""
-    from ..report.page import write_page
-
-    try:
-        page = make_page()
-        loggers.write(page)
-        write_page(page, path)
-    except Exception as error:
-        say(f"the report is not complete ({str(error) or type(error).__name__}); `fedthe report` writes it again.")
-        return None
-    return path
+        try:
+            page = make_page()
+            self.write(page)
+            write_page(page, path)
+        except Exception as error:
+            say(f"the report is not complete ({str(error) or type(error).__name__}); `fedthe report` writes it again.")
+            return None
+        return path
 
 
 def print_report(path: Path | None) -> None:

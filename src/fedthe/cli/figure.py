@@ -9,8 +9,7 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable
-from .common import bars, print_grid
-from .options import Overrides, Trainings, Yes
+from .common import Overrides, Trainings, Yes, bars, print_grid
 
 
 def figure(

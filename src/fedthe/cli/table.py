@@ -10,8 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable, say
-from .common import Loggers, bars, print_grid, print_report, write_report
-from .options import Json, Mlflow, Overrides, Tensorboard, Trainings, Yes
+from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, Trainings, Yes, bars, print_grid, print_report
 
 if TYPE_CHECKING:
     from ..study.tables import Table
@@ -75,32 +74,32 @@ def table(
 
 
 def list_tables(as_json: bool) -> None:
-    from ..study.show import lay_out_list
     from ..study.tables import OWN_TABLES, load_tables
 
     tables = load_tables() | OWN_TABLES
     if as_json:
         print(json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in tables.items()}))
     else:
-        print_grid(*lay_out_list(tables.values()))
+        rows = [[name, each.title, str(len(each.rows))] for name, each in tables.items()]
+        print_grid(["table", "what it is", "rows"], rows)
 
 
 def _print_bills(tables: Chosen, settings: dict[str, Any], as_json: bool) -> None:
     from dataclasses import asdict
 
     from ..bench.machine import describe_machine
-    from ..bench.result import find_baseline, read_bench
+    from ..bench.result import read_baseline
     from ..engine.pick import pick_engine
     from ..study.bill import bill_tables
     from ..study.show import lay_out_bills
 
-    kept = find_baseline(describe_machine(pick_engine(device=settings.get("device", "auto")).device))
-    bills = bill_tables(tables, read_bench(kept) if kept.exists() else None, **settings)
+    bench = read_baseline(describe_machine(pick_engine(device=settings.get("device", "auto")).device))
+    bills = bill_tables(tables, bench, **settings)
     if as_json:
         print(json.dumps({name: asdict(bill) for name, bill in bills.items()}))
         return
     print_grid(*lay_out_bills(bills))
-    known = "estimated from `fedthe bench --remember`" if kept.exists() else "unknown: run `fedthe bench --remember`"
+    known = "estimated from `fedthe bench --remember`" if bench else "unknown: run `fedthe bench --remember`"
     print(f"Each row is what it adds to the rows above, including work that is already done. Time here is {known}.")
 
 
@@ -142,11 +141,11 @@ def _reproduce(
     if save:
         write_sealed(save / f"{table.id}.json", record)
     place = (save or cases[0].config.folder) / f"{table.id}.html"
-    return record, write_report(lambda: Page(table.id, [show_record(record, done[0][1])]), place, loggers)
+    return record, loggers.write_report(lambda: Page(table.id, [show_record(record, done[0][1])]), place)
 
 
 def _show_records(tables: list[Table], folder: Path, as_json: bool, every: bool) -> None:
-    """Of `every` table, the records that exist; a table that was named must have one."""
+    """The record of the named table, which must exist, or with `every` all records that exist."""
     from ..study.reproduce import read_record
 
     there = [table for table in tables if not every or (folder / f"{table.id}.json").exists()]
