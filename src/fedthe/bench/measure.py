@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import get_args
 
 import torch
@@ -74,23 +74,21 @@ def _try(task: Task) -> Measured | str:
 
 def make_line(task: Task, found: Measured | str, ceilings: Ceilings, authors: float | None = None) -> Line:
     """A task's numbers and its floor, in its unit, or why it failed."""
+    line = Line(task.name, task.unit, authors=authors)
     if isinstance(found, str):
-        return Line(task.name, task.unit, authors=authors, failed=found)
+        return replace(line, failed=found)
     per_second = {"s": 1, "ms": 1000}[task.unit]
     floor, floor_kind = find_floor(found.need, ceilings)
     details = {"seconds": list(found.timed.seconds), **found.timed.peak, **found.details, **asdict(found.need)}
-    return Line(
-        task.name,
-        task.unit,
-        per_second * found.seconds,
-        per_second * floor,
-        floor_kind,
-        found.seconds / floor,
-        found.scaled_from,
-        found.timed.cold,
-        authors,
-        None,
-        details,
+    return replace(
+        line,
+        value=per_second * found.seconds,
+        floor=per_second * floor,
+        floor_kind=floor_kind,
+        floor_ratio=found.seconds / floor,
+        scaled_from=found.scaled_from,
+        cold=found.timed.cold,
+        details=details,
     )
 
 

@@ -28,8 +28,7 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains and predicts, and how fast it could.
 
-    Beside each number stands its floor: the time for its arithmetic, or for the bytes it moves, at this machine's best
-    rate.
+    The floor beside each number is the time of its arithmetic, or of the bytes it moves, at this machine's best rate.
     """
     from ..bench.measure import measure
     from ..bench.result import compare, find_baseline, list_differences, read_bench

@@ -34,16 +34,18 @@ def make_table(*columns: str, **options: Any) -> Any:
     return Table(*columns, box=SIMPLE, title_justify="left", title_style="bold", **options)
 
 
-def print_rich(what: Any) -> None:
+def print_rich(what: Any, style: str | None = None) -> None:
     """A table, or prose that wraps; text in it is no markup."""
     from rich.console import Console
 
-    Console().print(what, markup=False, highlight=False)
+    Console().print(what, style=style, markup=False, highlight=False)
 
 
 def print_grid(head: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """A table whose columns of numbers are aligned right."""
-    table = make_table(collapse_padding=True, pad_edge=False, title=title)
+    """A table whose columns of numbers are aligned right, below a title that may be wider."""
+    if title:
+        print_rich(title, style="bold")
+    table = make_table(collapse_padding=True, pad_edge=False)
     for i, name in enumerate(head):
         is_number = i > 0 and rows != [] and rows[0][i][:1].isdigit()
         table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)

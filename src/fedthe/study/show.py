@@ -60,9 +60,13 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         remarks.append("Not the paper's data, so nothing is compared.")
     if record["compared"] and record.get("unchecked"):
         remarks.append(say_unchecked(record["unchecked"]))
-    changed = [f"{name} {say_value(ours)} ({say_value(papers)})" for name, (ours, papers) in record["changed"].items()]
-    if changed:
-        remarks.append(f"Not the paper's settings: {', '.join(changed)}.")
+    said = {
+        name: ["default" if each is None else say_value(each) for each in both]
+        for name, both in record["changed"].items()
+    }
+    if said:
+        listed = ", ".join(f"{name} {ours} ({papers})" for name, (ours, papers) in said.items())
+        remarks.append(f"Not the paper's settings: {listed}.")
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
