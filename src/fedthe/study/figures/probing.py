@@ -34,7 +34,7 @@ from ...text import quote
 from ...tree import Tree
 from ...types import Shard
 from .. import draw
-from .base import PAPER, Figure, Found, answer, average
+from .base import PAPER, Figure, Found, average, rate
 
 MODES: tuple[Literal["lp", "ft", "lpft"], ...] = ("lp", "ft", "lpft")
 PRETRAIN_EPOCHS = 20
@@ -51,10 +51,7 @@ def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     found: dict[str, list[Found]] = {mode: [] for mode in MODES}
     for seed in config.seeds:
         for deployed in deploy_probes(dataset, config, seed, engine):
-            rates: dict[str, list[float]] = {}
-            for test, _, _, scores in answer(deployed, config.samples):
-                rates.setdefault(test, []).append(scores.accuracy)
-            found[deployed.name] += [(test, seed, 100 * float(np.mean(clients))) for test, clients in rates.items()]
+            found[deployed.name] += rate(deployed, config.samples)
     return {"seen": names[: len(names) // 2], "accuracy": {mode: average(each) for mode, each in found.items()}}
 
 
