@@ -37,7 +37,7 @@ def bench(
     before = read_bench(baseline) if baseline else None
     for folder in (save.parent if save else None, home() if remember else None):
         if folder:
-            check_folder(folder)  # refused now, before the long part
+            check_folder(folder)  # fail now, not after the long part
     if save and save.is_dir():
         raise InputError(f"{save} is a folder; name a file to save the result in.")
     with bars():

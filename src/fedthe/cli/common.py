@@ -24,7 +24,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 Trainings = Annotated[
     Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes long.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
 
 
 def make_table(*columns: str, **options: Any) -> Any:
@@ -69,7 +69,7 @@ def bars() -> Iterator[None]:
 
     def listen(event: Event) -> None:
         what = event.describe()
-        progress.start()  # only now: input that is refused before prints one line
+        progress.start()  # not earlier: refused input prints a single line
         if what not in tasks:
             tasks[what] = progress.add_task(what, remark="")
         progress.update(tasks[what], completed=event.done, total=event.total, remark=event.remark)

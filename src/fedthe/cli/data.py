@@ -60,7 +60,7 @@ def fetch(
     task = progress.add_task(f"fetching {name}", total=None)
 
     def show(done: int, total: int | None) -> None:
-        progress.start()  # only now: input that is refused before prints one line
+        progress.start()  # not earlier: refused input prints a single line
         progress.update(task, completed=done, total=total)
 
     try:
@@ -120,7 +120,7 @@ def show(
     with bars():
         federation = build(load_dataset(spec, natural=natural, size=size), settings)
         _ = federation.manifest  # reads the frost folder
-        make_folder(out)  # refused now, before the long part
+        make_folder(out)  # fail now, not after the long part
         _ = federation.corrupted
         pictures.draw_clients(federation, out / "clients.png")
         pictures.draw_tests(federation, out / "tests.png")

@@ -66,7 +66,7 @@ def table(
     if not yes:
         ask_for_tables(tables, **settings)
     if save:
-        check_folder(save)  # refused now, before the long part
+        check_folder(save)  # fail now, not after the long part
     done = _run_tables(tables, settings, save, Loggers(tensorboard, mlflow), skip=every, quiet=as_json)
     if as_json:
         print(json.dumps(done if every else done[str(id)]))
@@ -201,10 +201,10 @@ def figure(
     else:
         if not yes:
             ask_for_figure(id, **settings)
-        check_folder(save)  # refused now, before the long part
+        check_folder(save)  # fail now, not after the long part
         with resumable(), bars():
             measured = measure_figure(id, **settings)
-        write_sealed(path, measured, indent=None)  # thousands of numbers: a line for each would help nobody
+        write_sealed(path, measured, indent=None)  # thousands of numbers, so not one per line
     draw_figure(measured, path.with_suffix(".png"))
     print(f"written to {path.with_suffix('.png')}, with its numbers in {path.name}")
     return None

@@ -27,7 +27,7 @@ DEMO = {
     "curve": [8, 16],
     "local_epochs": 1,
     "batch": 16,
-    "flip": False,  # mirrored letters are other letters
+    "flip": False,  # mirrored letters are different letters
     "crop": 2,
     "lr": 0.1,
     "momentum": 0.5,

@@ -19,7 +19,7 @@ from ..text import find_nearest
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
 KEYS += ["train_fraction", "test_fraction"]
-SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
+SEVERITY = "severity"  # the columns severity1 to severity5 are separate runs
 
 Ours = tuple[float, float | None]  # percent: mean and standard deviation over seeds; None for a single seed
 

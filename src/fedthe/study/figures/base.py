@@ -39,7 +39,7 @@ class Figure:
     settings: Mapping[str, Any]  # of the experiment, as keys of a config; a caller may override them
     measure: Callable[[Config, Dataset], dict[str, Any]]
     draw: Callable[[Mapping[str, Any], Path], None]  # what `measure_figure` returned, into a PNG
-    fixed: bool = True  # whether it is about these very methods, so that a caller cannot choose others
+    fixed: bool = True  # whether it is about these methods only, so that a caller cannot choose others
 
 
 def average(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
