@@ -1,6 +1,6 @@
 """A round of methods that train the same shared model, side by side and one after the other.
 
-Needs torch and NumPy alone.
+Needs only torch and NumPy.
 
 usage: python benchmarks/beside.py [--out FILE]
 
@@ -17,9 +17,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where the package is not installed
 
 from fedthe import store
-from fedthe.bench.lab import OPTIMIZERS, begin, time_calls
+from fedthe.bench.lab import begin, time_calls
 from fedthe.bench.machine import describe_machine
 from fedthe.bench.workload import make_federation
+from fedthe.config import OPTIMIZERS
 from fedthe.engine.pick import pick_engine
 from fedthe.engine.shards import Shards
 from fedthe.engine.train import train_round

@@ -1,4 +1,4 @@
-"""The engine on the machine at hand, each number beside what the machine would allow. Needs torch and NumPy alone.
+"""The speed of the engine on this machine, beside the machine's limits. Needs only torch and NumPy.
 
 usage: python benchmarks/engine.py [--device cuda] [--engine stack] [--quick] [--only ROW]... [--out FILE]
 
@@ -29,12 +29,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or one such as cuda:1")
     parser.add_argument("--engine", default="auto", help="auto, loop or stack")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, and less on a CPU")
-    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="a row's name; may come again")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats, and smaller sizes on a CPU")
+    parser.add_argument("--only", action="append", default=[], metavar="ROW", help="only this row; may be repeated")
     parser.add_argument("--out", type=Path, help="default: engine-cpu.json or engine-GPU.json beside this file")
     given = parser.parse_args()
     if (given.quick or given.only) and not given.out:
-        parser.error("a part of the numbers needs --out: the file beside this script holds all of them")
+        parser.error("--quick and --only need --out: the file beside this script holds all rows at full size")
     try:
         with listening(report):
             measured = measure(given.engine, given.device, quick=given.quick, only=given.only)

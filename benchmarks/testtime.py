@@ -1,11 +1,11 @@
-"""What an answer costs at test time, side by side in one run.
+"""The cost of an answer at test time, side by side in one run.
 
 usage: python benchmarks/testtime.py
 
-FedTHE over a stream of 1,000 samples: its head ensemble against Algorithm 2 taken literally (autograd and Adam, sample
+FedTHE over a stream of 1,000 samples: its head ensemble against a literal Algorithm 2 (autograd and Adam, sample
 by sample, in tests/oracles.py) on the same features, and all of it against a plain forward pass of the same CNN.
-FedTHE+ and MEMO per sample, against the way the field does it: Pillow augmentations one view at a time, a module whose
-weights are put back after every sample, torch.optim.SGD.
+FedTHE+ and MEMO per sample, against the usual implementation: Pillow augmentations one view at a time, a module whose
+weights are restored after every sample, torch.optim.SGD.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure(work: Callable[[], object], runs: int) -> float:
 
 
 class Module(nn.Module):
-    """The same CNN as people write it."""
+    """The same CNN as a plain module."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Module(nn.Module):
 
 
 def tune_as_the_field_does(images: np.ndarray, views: int, heads: int, steps: int = 3, lr: float = 0.0005) -> None:
-    """Marginal entropy over Pillow views, then the answer, then the weights put back, for every image."""
+    """For every image: minimize the marginal entropy over Pillow views, answer, and restore the weights."""
     module = Module(heads)
     kept = copy.deepcopy(module.state_dict())
     for number, image in enumerate(images):
@@ -126,7 +126,7 @@ def main() -> None:
         "fedthe_plus is faster than the field's loop by": seconds["fedthe_plus_field"] / seconds["fedthe_plus"],
         "memo is faster than the field's loop by": seconds["memo16_field"] / seconds["memo16"],
     }
-    # a multiply and an add for each weight at each place, forward; backward is twice that
+    # forward: a multiplication and an addition for each weight at each position; backward is twice that
     macs = 28 * 28 * 2400 + 10 * 10 * 51200 + 102400 + 2 * 640
     floor = {"gflop_forward": 2e-9 * macs, "gflop_fedthe_plus": 2e-9 * macs * (3 * 48 + 2)}
     achieved = floor["gflop_fedthe_plus"] / seconds["fedthe_plus"]

@@ -2,7 +2,7 @@
 
     python benchmarks/threads.py [--clients 20] [--repeats 3] [--out benchmarks/threads.json]
 
-CIFAR-10 shapes, the CNN, batch 32, one local epoch of 96 images a client. Needs torch and NumPy alone.
+CIFAR-10 shapes, the CNN, batch 32, one local epoch of 96 images a client. Needs only torch and NumPy.
 """
 
 from __future__ import annotations

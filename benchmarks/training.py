@@ -1,9 +1,9 @@
-"""One client's local epoch (1,500 images of 32x32, the CNN, batch 32), against the way the field does it.
+"""One client's local epoch (1,500 images of 32x32, the CNN, batch 32), against the usual implementation.
 
 usage: python benchmarks/training.py
 
-The field's way: a Dataset of Pillow images with random crop and flip, a DataLoader, an nn.Module and torch.optim.SGD.
-The DataLoader is measured without workers and with one, and the faster one counts.
+That is a Dataset of Pillow images with random crop and flip, a DataLoader, an nn.Module and torch.optim.SGD.
+The DataLoader is measured without workers and with one; the faster counts.
 """
 
 from __future__ import annotations

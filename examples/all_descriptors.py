@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from fedthe.config import make_config
 from fedthe.experiment.training import Deployed, deploy_all
-from fedthe.study.figures.base import average
-from fedthe.study.figures.inside import rate
+from fedthe.study.figures.base import average, rate
 
 
 def show(deployed: Deployed) -> dict[str, float]:

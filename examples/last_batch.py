@@ -25,8 +25,7 @@ from fedthe.methods import compose
 from fedthe.methods.finetune import FineTune
 from fedthe.nets import CNN
 from fedthe.records import load_progress, read_json
-from fedthe.study.figures.base import average
-from fedthe.study.figures.inside import rate
+from fedthe.study.figures.base import average, rate
 
 CLIENTS, ROWS = 20, 1500  # training rows of each client
 

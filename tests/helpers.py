@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from scipy.ndimage import zoom
 
-from fedthe.data.pool import Pool
+from fedthe.data import DATASETS
+from fedthe.data.pool import Dataset, Pool
 from fedthe.errors import Failed, InputError
 
 if TYPE_CHECKING:
@@ -53,6 +55,19 @@ def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     monkeypatch.setattr(train, "train_round", train_round)
     return rounds
+
+
+def count_loads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Path]:
+    """The path of every load of the dataset `name` from now on."""
+    loads: list[Path] = []
+    source = DATASETS[name]
+
+    def load(path: Path, size: int | None = None) -> Dataset:
+        loads.append(path)
+        return source.load(path, size)
+
+    monkeypatch.setitem(DATASETS, name, replace(source, load=load))
+    return loads
 
 
 def make_images(n: int, h: int, w: int, c: int, noise: float = 6.0) -> torch.Tensor:

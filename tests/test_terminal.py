@@ -97,7 +97,7 @@ def test_a_bug_is_one_line_with_its_traceback_in_a_file(fedthe, tmp_path, monkey
         raise TypeError("of\nours \x1b[31m")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(cli.table, "list_tables", fail)
+    monkeypatch.setattr(cli.paper, "list_tables", fail)
     said = fedthe("table", exits=70).err
     assert said.startswith("fedthe: TypeError: of ours")
     assert said.count("\n") == 1
@@ -115,7 +115,7 @@ def test_control_characters_and_long_lists_do_not_reach_the_terminal(fedthe, mon
     def refuse(as_json):
         raise InputError(f"\x1b[2J\r{list(range(10**5))}.")
 
-    monkeypatch.setattr(cli.table, "list_tables", refuse)
+    monkeypatch.setattr(cli.paper, "list_tables", refuse)
     said = fedthe("table", exits=2).err
     assert not set(said[:-1]) & {"\x1b", "\r", "\n"}
     assert len(said) < 3000

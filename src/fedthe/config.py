@@ -1,20 +1,19 @@
-"""The settings of an experiment: a TOML file, overridden by `key=value` arguments; the network gives defaults."""
+"""The settings of an experiment: a TOML file, overridden by `key=value` arguments."""
 
 from __future__ import annotations
 
 import math
 import os
-import stat
-import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from . import foreign
 from .data.plan import Settings
 from .engine.fit import Optimizer
 from .engine.visit import Training
@@ -23,10 +22,9 @@ from .nets import NETS
 from .nets.make import DEFAULTS, Defaults, find_defaults, takes_width
 from .text import clean, find_nearest, flatten, is_plain, quote
 
-LARGEST = 2**31 - 1  # for every whole number: no machine fits more rounds, clients or pixels
+LARGEST = 2**31 - 1  # of every whole number: no machine fits more rounds, clients or pixels
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: the limits of file systems
 LARGEST_FILE = 2**20  # bytes of a config file
-EXAMPLE = "my.toml"
 DEEPEST = 8  # levels of nested tables: no method nests its hyperparameters deeper
 
 
@@ -39,7 +37,7 @@ OPTIMIZERS = {name: make_optimizer(each) for name, each in DEFAULTS.items()}  # 
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of a config file. Where None is the default, the network or the dataset decides, unless said."""
+    """Every key of a config file. The network or the dataset replaces None, unless a comment says otherwise."""
 
     name: str = "run"
     out: str | None = None  # the folder of the run; None: runs/NAME
@@ -83,7 +81,7 @@ class Config:
     tolerate: Literal["stop", "skip"] = "stop"  # after an unusable upload: stop the method, or skip the client
     checkpoint_seconds: float = 10.0
     curve: tuple[int, ...] = ()  # earlier rounds after which methods are tested, for learning curves
-    keep: tuple[int, ...] = ()  # rounds whose checkpoints stay: a run of that many rounds needs no training
+    keep: tuple[int, ...] = ()  # rounds whose checkpoints are kept: a run of so many rounds needs no training
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -113,7 +111,7 @@ class Config:
         self._refuse_what_does_nothing()
 
     def _refuse_what_does_nothing(self) -> None:
-        """Otherwise the user would believe that they had an effect."""
+        """Settings without effect, which a user would believe to have one."""
         if self.width != 1 and self.net in NETS and not takes_width(self.net):
             wide = ", ".join(name for name in NETS if takes_width(name))
             raise InputError(f"{self.net} has no width to set; leave width out, or use a network that has one: {wide}.")
@@ -147,12 +145,9 @@ class Config:
         return replace(other, **how) == self
 
 
-def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
+def read_config(path: Path, words: Iterable[str] = ()) -> Config:
     """A file's settings, overridden by words such as `rounds=10` or `methods=fedthe,ditto`."""
-    values: dict[str, Any] = {"name": path.stem} if path else {}
-    if path:
-        values |= _read_toml(path)
-    return make_config(read_words(words, values))
+    return make_config(read_words(words, {"name": path.stem} | _read_toml(path)))
 
 
 def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -172,13 +167,13 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
             _put_hyper(values, key, _guess(value))
         else:
             # natural=none means no shift, while None means whatever is available
-            values[key] = value if key == "natural" else _from_text(value, _hint(key))
+            values[key] = value if key == "natural" else _from_text(value, *_hint(key))
         before = word
     return values
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
-    return Config(**{key: _convert(key, value, _hint(key)) for key, value in values.items()})
+    return Config(**{key: _convert(key, value, *_hint(key)) for key, value in values.items()})
 
 
 def read_example() -> str:
@@ -192,16 +187,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except ImportError:  # Python 3.10
         import tomli as tomllib
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # reading a pipe or a device may never end
-            raise InputError(f"{path} is not a regular file; name a TOML file.")
-        if about.st_size > LARGEST_FILE:
-            raise InputError(f"{path} has {about.st_size:,} bytes, too many for a config; name a TOML file.")
-        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))  # Windows editors add a byte order mark
+        text = foreign.read_file(path, LARGEST_FILE).decode("utf-8-sig")  # Windows editors add a byte order mark
+        return dict(tomllib.loads(text))
     except FileNotFoundError:
-        raise InputError(
-            f"{path} does not exist; `fedthe run --example > {EXAMPLE}` writes one to start from."
-        ) from None
+        raise InputError(f"{path} does not exist; `fedthe run --example > my.toml` writes one.") from None
     except OSError as error:
         raise InputError(f"{flatten(path, 200)} cannot be read ({error.strerror}).") from None
     except tomllib.TOMLDecodeError as error:
@@ -218,27 +207,28 @@ def _put_hyper(values: dict[str, Any], key: str, value: Any) -> None:
     _, method, *path = key.split(".")
     if not method or not all(path) or not path:
         raise InputError(f"{quote(key)} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
-    hyper = _convert("hyper", values.get("hyper", {}), _hint("hyper"))
+    hyper = _convert("hyper", values.get("hyper", {}), *_hint("hyper"))
     hyper.setdefault(method, {})[".".join(path)] = value
     values["hyper"] = hyper
 
 
 @cache
-def _hints() -> dict[str, Any]:
-    return {each.name: typing.get_type_hints(Config)[each.name] for each in fields(Config)}
+def _hints() -> dict[str, tuple[Any, bool]]:
+    """By setting: its type without None, and whether None is allowed."""
+    hints = {name: (hint, typing.get_args(hint)) for name, hint in typing.get_type_hints(Config).items()}
+    return {name: (of[0], True) if type(None) in of else (hint, False) for name, (hint, of) in hints.items()}
 
 
-def _hint(key: str) -> Any:
+def _hint(key: str) -> tuple[Any, bool]:
     if key not in _hints():
         raise InputError(f"there is no setting {quote(key)}; {find_nearest(key, _hints())}")
     return _hints()[key]
 
 
-def _from_text(text: str, hint: Any) -> Any:
+def _from_text(text: str, hint: Any, optional: bool = False) -> Any:
     """A word of the command line as the type that the setting takes."""
-    if _optional(hint) and text.lower() == "none":
+    if optional and text.lower() == "none":
         return None
-    hint = _bare(hint)
     if typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
         parts = [part.strip() for part in text.split(",")] if text else []  # curve= is empty
@@ -255,10 +245,10 @@ def _guess(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _convert(key: str, value: Any, hint: Any) -> Any:
-    if value is None and _optional(hint):
+def _convert(key: str, value: Any, hint: Any, optional: bool = False) -> Any:
+    """The value as the type `hint`, or an error that names the setting."""
+    if value is None and optional:
         return None
-    hint = _bare(hint)
     if hint is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
     origin = typing.get_origin(hint)
@@ -331,15 +321,6 @@ def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[s
 
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-
-
-def _optional(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType) or type(None) in typing.get_args(hint)
-
-
-def _bare(hint: Any) -> Any:
-    rest = [each for each in typing.get_args(hint) if each is not type(None)]
-    return rest[0] if _optional(hint) else hint
 
 
 def _show(values: Iterable[Any]) -> str:

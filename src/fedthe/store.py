@@ -176,7 +176,7 @@ def hold(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold the lock `path`, which one process or thread can have at a time; yields False if taken and not `wait`.
 
     The system releases the lock of a process that ends, however it ends, so no lock is ever stale. On a file system
-    without locks, everybody gets them.
+    without locks, everyone gets the lock.
     """
     make_folder(path.parent)
     while True:
@@ -195,7 +195,7 @@ def hold(path: Path, wait: bool = True) -> Iterator[bool]:
             break  # no locks on this file system
         if _is_file(file, path):
             break
-        file.close()  # its holder has removed it: try the next file of this name
+        file.close()  # its last holder has removed it: try the next file of this name
     try:
         yield True
     finally:

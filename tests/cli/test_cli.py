@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from fedthe import cli
+from helpers import count_loads
 
 
 def write_npz(path, rows=300, **more):
@@ -61,7 +62,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(fedthe, tmp_p
 def test_demo_and_run_end_with_a_table_or_one_object(fedthe, tmp_path, monkeypatch):
     small = {"rounds": 1, "curve": [], "samples": 2, "clients": 3, "batch": 512, "methods": ["fedavg", "fedthe_plus"]}
     monkeypatch.setattr(cli.run, "DEMO", cli.run.DEMO | small)
+    loads = count_loads(monkeypatch, "glyphs")
     shown = fedthe("demo", "-o", tmp_path / "demo")
+    assert len(loads) == 1
     for words in ("Accuracy in %", "fedthe_plus", "corr.", "mean", str(tmp_path / "demo")):
         assert words in shown.out
     assert {"clients.png", "tests.png", "results.jsonl", "manifest-0.json"} <= {

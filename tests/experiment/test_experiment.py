@@ -14,7 +14,7 @@ import torch
 
 import fedthe
 from fedthe import records, tree
-from fedthe.config import Config, read_config
+from fedthe.config import Config, make_config, read_config, read_words
 from fedthe.data.pool import Pool
 from fedthe.engine.clients import Clients
 from fedthe.engine.server import Server
@@ -290,7 +290,7 @@ def test_words_change_a_file_and_lists_are_split(tmp_path):
 )
 def test_a_bad_word_is_refused_with_the_way_out(words, says):
     with pytest.raises(InputError) as refused:
-        read_config(None, words)
+        make_config(read_words(words))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 

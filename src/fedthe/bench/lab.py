@@ -1,4 +1,4 @@
-"""The rows as work that can be timed. What the bench uses of engines and methods is here and in need.py."""
+"""The rows as tasks to time. Only this file and need.py use engines and methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import make_optimizer
+from ..config import OPTIMIZERS
 from ..data.plan import Federation
 from ..engine.fit import Optimizer
 from ..engine.memory import wait
@@ -25,7 +25,6 @@ from ..methods import METHODS, compose
 from ..methods.base import Method
 from ..names import METHOD_NAMES, NET_NAMES
 from ..nets import CCT4, CNN, ResNet20GN
-from ..nets.make import DEFAULTS
 from ..nets.net import Net
 from .need import Need, need_of_answer, need_of_copy, need_of_round
 from .workload import CLASSES, FULL, SEVERITY, Sizes, draw_params, make_federation, make_images
@@ -42,8 +41,6 @@ ANSWER_MEMO = f"{METHOD_NAMES['memo_p']}, per sample"
 ANSWER_TTT = f"{METHOD_NAMES['ttt']}, per sample"
 CORRUPTION = "corrupting 10,000"
 
-OPTIMIZERS = {name: make_optimizer(of) for name, of in DEFAULTS.items()}
-
 # The FedTHE authors' code on an NVIDIA H200, timed by this project, in the unit of each row. A round is 20 clients
 # x 6 epochs x 0.385 s, the time of one local epoch over a client's 1,500 images; the personal epoch counts as one.
 AUTHORS = {
@@ -56,7 +53,7 @@ AUTHORS = {
 
 @dataclass(frozen=True)
 class Timed:
-    """The first call apart, since it compiles and captures; then the others."""
+    """The first call separately, since it compiles and captures; then the others."""
 
     cold: float  # seconds of the first call
     seconds: tuple[float, ...]  # of the calls after it
@@ -65,10 +62,6 @@ class Timed:
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
-
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"seconds": list(self.seconds), **self.peak}
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Lab:
-    """The rows. Each makes an engine of its own, so that none profits from what another compiled or cached."""
+    """The rows. Each builds its own engine, so that none profits from what another compiled or cached."""
 
     kind: Kind
     device: str
@@ -150,14 +143,14 @@ class Lab:
                 (reached[r],) = result
 
         timed = time_calls(work, self.sizes.repeats, engine.device)
-        part = FULL.clients * FULL.train / (clients * train)  # the epochs are the same, so only images scale
+        part = FULL.clients * FULL.train / (clients * train)  # the epochs are the same, so time scales with images
         scaled = None if part == 1 else f"{clients} clients x {train} images, 6 epochs"
         details = {"runs": count, "losses": list(reached[0].server.losses)}
         need = need_of_round(method, settings, FULL.clients, FULL.train)
         return Measured(part * timed.median / count, timed, need, scaled, details)
 
     def time_answers(self, method: Method, tuned: bool = False) -> Measured:
-        """Test time per sample: the engine's whole call; the engine's own clock covers a part of it."""
+        """Test time per sample, of the engine's whole call; the engine itself times only a part of it."""
         s, engine = self.sizes, self.make_engine()
         federation, clients = make_federation(s.clients, s.train), range(s.clients)
         run, streams, samples = Run(0, Shards(federation, engine.device)), s.streams, s.samples
@@ -194,12 +187,12 @@ class Lab:
 
 
 def begin(method: Method, clients: int, device: torch.device) -> Progress:
-    """As `train.start`, with parameters that torch draws."""
+    """Like `train.start`, but torch draws the parameters."""
     return start_from(method, draw_params(method.net), clients, device)
 
 
 def make_questions(federation: Federation, streams: int, samples: int) -> list[Question]:
-    """Each client's own test rows, then those of the clients after it, repeated where there are too few."""
+    """Each client's own test rows, then those of the next clients; rows repeat where there are too few."""
     clients, images = federation.clients, federation.pool.images
     return [
         Question(k, images[np.resize(clients[(k + i) % len(clients)].test, samples)], (0, f"stream {i}", k))

@@ -55,7 +55,7 @@ def _name_processor() -> str:
 def measure_ceilings(device: torch.device, sizes: Sizes) -> Ceilings:
     """The best rate of large operations, and the bandwidth of one large copy."""
     rates = [_rate_matmul(device, sizes.matmul)]
-    if device.type == "cpu":  # two libraries compute matrix products and convolutions there, up to four times apart
+    if device.type == "cpu":  # where different libraries compute the two, at rates up to four times apart
         rates.append(_rate_convolution(max(1, sizes.matmul // 64)))
     source = torch.zeros(sizes.copied, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
@@ -70,7 +70,7 @@ def join_ceilings(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def _rate_matmul(device: torch.device, side: int) -> tuple[float, str]:
-    """FLOP/s, in bfloat16 where the GPU has it, whatever precision the engine uses: nothing is faster."""
+    """FLOP/s, in bfloat16 where the GPU supports it, whatever precision the engine uses: nothing is faster."""
     rounded = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if rounded else torch.float32
     a, b = (torch.rand(side, side, device=device).to(dtype) for _ in range(2))
@@ -79,7 +79,7 @@ def _rate_matmul(device: torch.device, side: int) -> tuple[float, str]:
 
 
 def _rate_convolution(images: int) -> tuple[float, str]:
-    """FLOP/s on the CPU, with 5 x 5 windows: libraries know no shortcut that saves multiplications there."""
+    """FLOP/s on the CPU, with 5 x 5 kernels: libraries have no algorithm for them that saves multiplications."""
     x, weight = (
         torch.rand(shape).contiguous(memory_format=torch.channels_last)
         for shape in ((images, 64, 32, 32), (64, 64, 5, 5))
@@ -91,9 +91,9 @@ def _rate_convolution(images: int) -> tuple[float, str]:
 
 
 def _best(work: Callable[[], object], device: torch.device, tries: int = 10) -> float:
-    """Seconds of the fastest call: a ceiling is what the machine does undisturbed."""
+    """Seconds of the fastest call: a ceiling is what an idle machine reaches."""
     work()
-    calls = 8 if device.type == "cuda" else 1  # keeps the queue of the GPU full
+    calls = 8 if device.type == "cuda" else 1  # keep the queue of the GPU full
     seconds = []
     for _ in range(tries):
         wait(device)

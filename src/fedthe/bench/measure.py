@@ -1,4 +1,4 @@
-"""Measure all rows, and put each beside its floor."""
+"""Measure all rows, and find the floor of each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import get_args
 
 import torch
@@ -62,7 +63,7 @@ def measure(
 
 
 def _try(task: Task) -> Measured | str:
-    """The measurement, or why there is none."""
+    """The measurement, or why it failed."""
     try:
         with unheard():  # the progress of the work itself is not shown
             return task.work()
@@ -72,29 +73,27 @@ def _try(task: Task) -> Measured | str:
 
 
 def make_line(task: Task, found: Measured | str, ceilings: Ceilings, authors: float | None = None) -> Line:
-    """A task's numbers in its unit with the floor beside them, or why there are none."""
+    """A task's numbers and its floor, in its unit, or why it failed."""
+    line = Line(task.name, task.unit, authors=authors)
     if isinstance(found, str):
-        return Line(task.name, task.unit, authors=authors, failed=found)
+        return replace(line, failed=found)
     per_second = {"s": 1, "ms": 1000}[task.unit]
     floor, floor_kind = find_floor(found.need, ceilings)
-    details = found.timed.details | found.details | {"flops": found.need.flops, "bytes": found.need.bytes}
-    return Line(
-        task.name,
-        task.unit,
-        per_second * found.seconds,
-        per_second * floor,
-        floor_kind,
-        found.seconds / floor,
-        found.scaled_from,
-        found.timed.cold,
-        authors,
-        None,
-        details,
+    details = {"seconds": list(found.timed.seconds), **found.timed.peak, **found.details, **asdict(found.need)}
+    return replace(
+        line,
+        value=per_second * found.seconds,
+        floor=per_second * floor,
+        floor_kind=floor_kind,
+        floor_ratio=found.seconds / floor,
+        scaled_from=found.scaled_from,
+        cold=found.timed.cold,
+        details=details,
     )
 
 
 def _free_memory(device: torch.device) -> None:
-    """Each row starts with the whole memory of the machine."""
+    """Free what a row has allocated, so that the next one can use all memory."""
     gc.collect()
     if device.type == "cuda":
         with suppress(RuntimeError):  # a row may have left the GPU unusable; then the next ones fail and say so

@@ -1,4 +1,4 @@
-"""The least that the work takes, in FLOPs and bytes, and the floor that follows."""
+"""The fewest FLOPs and bytes that a row needs, and the least time they take: its floor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_floor(need: Need, ceilings: Ceilings) -> tuple[float, str]:
 
 
 def need_of_round(method: Method, settings: Training, clients: int, train: int) -> Need:
-    """A round of one run. Each step computes, reads and writes the parameters once, and reads the images as bytes."""
+    """A round of one run. Each step reads and writes the parameters once, and reads the images as uint8."""
     net, params = method.net, draw_params(method.net)
     weights, head = (4 * tree.count(part) for part in (params, params["head"]))
     b = settings.batch

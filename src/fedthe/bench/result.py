@@ -13,7 +13,7 @@ from ..errors import InputError
 from .machine import Ceilings, Machine
 
 FORMAT = 1  # of the file; raised when the meaning of a row changes
-SLOWER = 1.2  # times the baseline: marked as slower. Timings on a busy machine mostly vary by less.
+SLOWER = 1.2  # times the baseline: marked as slower. Timings mostly vary by less, even on a busy machine.
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,13 @@ def from_dict(value: Any) -> Bench:
 
 
 def find_baseline(machine: Machine) -> Path:
-    """Where `fedthe bench --remember` keeps the baseline of a machine."""
+    """The file where `fedthe bench --remember` keeps the baseline of a machine."""
     return store.home() / f"bench-{machine.slug}.json"
+
+
+def read_baseline(machine: Machine) -> Bench | None:
+    path = find_baseline(machine)
+    return read_bench(path) if path.exists() else None
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class RowChange:
 
     @property
     def slower(self) -> bool:
-        """By more than timings vary."""
+        """By more than timings usually vary."""
         return self.ratio > SLOWER
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,7 +123,7 @@ def compare(now: Bench, baseline: Bench) -> list[RowChange]:
 
 
 def list_differences(now: Bench, baseline: Bench) -> list[str]:
-    """What may have changed the numbers other than the code, in sentences."""
+    """What else than the code may have changed the numbers, in sentences."""
     names = ("device", "torch", "threads", "engine", "precision")
     before, after = (vars(each) | vars(each.machine) for each in (baseline, now))
     notes = [

@@ -10,12 +10,15 @@ from ..names import METHOD_NAMES
 from .result import SLOWER, Bench, Line, RowChange
 from .workload import FULL
 
+RATES = {"T": 1e12, "G": 1e9, "M": 1e6}
+TIMES = {"s": 1, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
 
 def title(bench: Bench) -> str:
     m, c = bench.machine, bench.ceilings
     return (
         f"{m.device}, torch {m.torch}, {m.threads} threads, engine {bench.engine}, {bench.precision}\n"
-        f"at best {_format_rate(c.flops)}FLOP/s in {c.flops_of} and copies at {_format_rate(c.bytes)}B/s"
+        f"at best {_scale(c.flops, RATES)}FLOP/s in {c.flops_of} and copies at {_scale(c.bytes, RATES)}B/s"
     )
 
 
@@ -87,11 +90,7 @@ def format_time(value: float | None, unit: str) -> str:
     """Three digits, in a readable unit: 1.23 s, 45.6 ms, 7.89 us."""
     if value is None:
         return ""
-    seconds = value / {"s": 1, "ms": 1000}[unit]
-    for factor, suited in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1:
-            return f"{_format_number(seconds * factor)} {suited}"
-    return f"{_format_number(seconds * 1e9)} ns"
+    return _scale(value / {"s": 1, "ms": 1000}[unit], TIMES)
 
 
 def _format_number(value: float | None) -> str:
@@ -105,8 +104,7 @@ def _format_change(change: RowChange) -> str:
     return f"{100 * (change.ratio - 1):+.0f} %" + (" !" if change.slower else "")
 
 
-def _format_rate(value: float) -> str:
-    for factor, prefix in ((1e12, "T"), (1e9, "G")):
-        if value >= factor:
-            return f"{_format_number(value / factor)} {prefix}"
-    return f"{_format_number(value / 1e6)} M"
+def _scale(value: float, units: Mapping[str, float]) -> str:
+    """The value in the largest unit that it fills, or else in the last one."""
+    unit = next((unit for unit, size in units.items() if value >= size), list(units)[-1])
+    return f"{_format_number(value / units[unit])} {unit}"

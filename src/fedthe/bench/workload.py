@@ -1,4 +1,4 @@
-"""The work that is timed: its sizes, and made-up clients, images and parameters, drawn with torch and NumPy alone."""
+"""The work that is timed: its sizes, and synthetic clients, images and parameters, which need only torch and NumPy."""
 
 from __future__ import annotations
 

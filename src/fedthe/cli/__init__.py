@@ -1,7 +1,7 @@
 """The `fedthe` command. Configuration stops here: below, everything is plain keyword arguments.
 
-Results go to standard output, progress and errors to standard error. Commands import what is heavy when they run, so
-that `fedthe --help` answers at once.
+Results go to standard output, progress and errors to standard error. Commands import heavy packages only when
+they run, so that `fedthe --help` answers at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import Commands, guard
-from . import bench, data, figure, report, run, table
+from . import bench, data, paper, report, run
 
 app = typer.Typer(
     name="fedthe",
@@ -27,7 +27,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command; whatever goes wrong is one sentence on standard error, and an exit code."""
+    """Run the command. An error is one sentence on standard error, and an exit code."""
     guard(app)
 
 
@@ -53,6 +53,6 @@ def _root(
         os.environ["FEDTHE_HOME"] = str(home)  # store.home() reads it
 
 
-for each in (run.demo, run.run, table.table, figure.figure, report.report, report.compare, report.watch, bench.bench):
+for each in (run.demo, run.run, paper.table, paper.figure, report.report, report.compare, report.watch, bench.bench):
     app.command()(each)
 app.add_typer(data.app, name="data")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import InputError
-from .common import bars, make_table, print_rich
-from .options import Json
+from .common import Json, bars, make_table, print_rich
 
 if TYPE_CHECKING:
     from ..bench.result import Bench, RowChange
@@ -29,7 +28,7 @@ def bench(
 ) -> None:
     """Measure how fast this machine trains and predicts, and how fast it could.
 
-    Each number comes with its floor: the time of its arithmetic, or of the bytes it moves, at this machine's best rate.
+    The floor beside each number is the time of its arithmetic, or of the bytes it moves, at this machine's best rate.
     """
     from ..bench.measure import measure
     from ..bench.result import compare, find_baseline, list_differences, read_bench
@@ -38,7 +37,7 @@ def bench(
     before = read_bench(baseline) if baseline else None
     for folder in (save.parent if save else None, home() if remember else None):
         if folder:
-            check_folder(folder)  # refused now, before the long part
+            check_folder(folder)  # fail now, not after the long part
     if save and save.is_dir():
         raise InputError(f"{save} is a folder; name a file to save the result in.")
     with bars():

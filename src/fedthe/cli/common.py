@@ -1,4 +1,4 @@
-"""What commands share: tables and progress bars in the terminal, and the report after a run."""
+"""What commands share: options, tables and progress bars in the terminal, and the report after a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ..terminal import say
 
@@ -14,6 +16,15 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from ..report.data import Page
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Tensorboard = Annotated[Path | None, typer.Option(help="Also write the results to this folder for TensorBoard.")]
+Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow: sqlite:///FILE or http://HOST.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override.")]
+Trainings = Annotated[
+    Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
 
 
 def make_table(*columns: str, **options: Any) -> Any:
@@ -23,16 +34,18 @@ def make_table(*columns: str, **options: Any) -> Any:
     return Table(*columns, box=SIMPLE, title_justify="left", title_style="bold", **options)
 
 
-def print_rich(what: Any) -> None:
+def print_rich(what: Any, style: str | None = None) -> None:
     """A table, or prose that wraps; text in it is no markup."""
     from rich.console import Console
 
-    Console().print(what, markup=False, highlight=False)
+    Console().print(what, style=style, markup=False, highlight=False)
 
 
 def print_grid(head: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """A table whose columns of numbers are aligned right."""
-    table = make_table(collapse_padding=True, pad_edge=False, title=title)
+    """A table whose columns of numbers are aligned right, below a title that may be wider."""
+    if title:
+        print_rich(title, style="bold")
+    table = make_table(collapse_padding=True, pad_edge=False)
     for i, name in enumerate(head):
         is_number = i > 0 and rows != [] and rows[0][i][:1].isdigit()
         table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
@@ -56,7 +69,7 @@ def bars() -> Iterator[None]:
 
     def listen(event: Event) -> None:
         what = event.describe()
-        progress.start()  # only now: input that is refused before prints one line
+        progress.start()  # not earlier: refused input prints a single line
         if what not in tasks:
             tasks[what] = progress.add_task(what, remark="")
         progress.update(tasks[what], completed=event.done, total=event.total, remark=event.remark)
@@ -92,19 +105,18 @@ class Loggers:
         if self.mlflow:
             write_mlflow(page, self.mlflow)
 
+    def write_report(self, make_page: Callable[[], Page], path: Path) -> Path | None:
+        """Report what just ran. None if that fails: after hours of work, a report must not fail the command."""
+        from ..report.page import write_page
 
-def write_report(make_page: Callable[[], Page], path: Path, loggers: Loggers) -> Path | None:
-    """The report on what just ran, or None: after hours of work, a report that fails must not fail the command."""
-    from ..report.page import write_page
-
-    try:
-        page = make_page()
-        loggers.write(page)
-        write_page(page, path)
-    except Exception as error:
-        say(f"the report is not complete ({str(error) or type(error).__name__}); `fedthe report` writes it again.")
-        return None
-    return path
+        try:
+            page = make_page()
+            self.write(page)
+            write_page(page, path)
+        except Exception as error:
+            say(f"the report is not complete ({str(error) or type(error).__name__}); `fedthe report` writes it again.")
+            return None
+        return path
 
 
 def print_report(path: Path | None) -> None:

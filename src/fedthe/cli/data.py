@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..terminal import Commands
-from .common import bars, make_table, print_rich
-from .options import Json
+from .common import Json, bars, make_table, print_rich
 
 if TYPE_CHECKING:
     from ..data.plan import Federation
@@ -30,7 +29,7 @@ def list_(as_json: Json = False) -> None:
     """List the datasets, and which of them are available here."""
     from ..data import DATASETS, find
 
-    # None: the user says where a dataset of their own is
+    # None: users name the path of their own datasets
     here = {name: None if source.lies == "path" else find(name) is not None for name, source in DATASETS.items()}
     if as_json:
         print(json.dumps({name: {"about": each.about, "here": here[name]} for name, each in DATASETS.items()}))
@@ -47,7 +46,10 @@ def fetch(
     source: Annotated[str | None, typer.Option(help="Use only this source.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a dataset, check its content, and install it only if it is complete."""
+    """Download a dataset, check its content, and install it only if it is complete.
+
+    NAME is a dataset that `fedthe data list` names.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -58,7 +60,7 @@ def fetch(
     task = progress.add_task(f"fetching {name}", total=None)
 
     def show(done: int, total: int | None) -> None:
-        progress.start()  # only now: input that is refused before prints one line
+        progress.start()  # not earlier: refused input prints a single line
         progress.update(task, completed=done, total=total)
 
     try:
@@ -71,7 +73,10 @@ def fetch(
 
 @app.command()
 def verify(name: Name, as_json: Json = False) -> None:
-    """Read a whole dataset, and compare its content with the published one."""
+    """Read a whole dataset, and compare its content with the published one.
+
+    NAME is a dataset that `fedthe data list` names.
+    """
     from ..data import verify
 
     with bars():
@@ -115,7 +120,7 @@ def show(
     with bars():
         federation = build(load_dataset(spec, natural=natural, size=size), settings)
         _ = federation.manifest  # reads the frost folder
-        make_folder(out)  # refused now, before the long part
+        make_folder(out)  # fail now, not after the long part
         _ = federation.corrupted
         pictures.draw_clients(federation, out / "clients.png")
         pictures.draw_tests(federation, out / "tests.png")

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .common import Loggers, print_grid
-from .options import Json, Mlflow, Tensorboard
+from .common import Json, Loggers, Mlflow, Tensorboard, print_grid
 
 
 def report(
@@ -65,7 +64,10 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with both to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs: what both measured, the difference, and which settings differ."""
+    """Compare two runs: what both measured, the difference, and which settings differ.
+
+    A and B are folders of runs, or records of `fedthe table --save`.
+    """
     from dataclasses import asdict
 
     from ..report.compare import compare, lay_out, list_remarks
@@ -91,7 +93,10 @@ def watch(
     run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/quick.")],
     once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
 ) -> None:
-    """Watch a running experiment: round, loss, accuracy so far, time left. Ctrl-C stops watching, not the run."""
+    """Watch a running experiment: round, loss, accuracy so far, time left. Ctrl-C stops watching, not the run.
+
+    RUN is its folder, such as runs/quick.
+    """
     from rich.console import Console
 
     from ..progress.watch import watch

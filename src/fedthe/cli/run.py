@@ -10,11 +10,9 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable
-from .common import Loggers, bars, make_table, print_report, print_rich, write_report
-from .options import Json, Mlflow, Overrides, Tensorboard
+from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, bars, make_table, print_report, print_rich
 
 if TYPE_CHECKING:
-    from ..config import Config
     from ..experiment.results import Results
     from ..report.data import Page
 
@@ -29,7 +27,7 @@ DEMO = {
     "curve": [8, 16],
     "local_epochs": 1,
     "batch": 16,
-    "flip": False,  # mirrored letters are other letters
+    "flip": False,  # mirrored letters are different letters
     "crop": 2,
     "lr": 0.1,
     "momentum": 0.5,
@@ -43,15 +41,16 @@ def demo(
 ) -> None:
     """Train FedAvg, FedAvg+FT, FedTHE and FedTHE+ on embedded data, and test them under every shift."""
     from ..config import make_config
-    from ..data import load_dataset
-    from ..data.plan import build
+    from ..experiment.run import run_prepared
+    from ..experiment.work import prepare
     from ..pictures import draw_clients, draw_tests
 
     config = make_config(DEMO | {"out": str(out)})
-    results = _run(config)
-    federation = build(load_dataset(config.dataset, size=config.size), config.settings(config.seeds[0]))
-    draw_clients(federation, out / "clients.png")
-    draw_tests(federation, out / "tests.png")
+    with resumable(), bars():
+        methods, works = prepare(config)
+        results = run_prepared(config, methods, works)
+    draw_clients(works[0].federation, out / "clients.png")
+    draw_tests(works[0].federation, out / "tests.png")
     _show(results, Loggers(), as_json)
     if not as_json:
         print_rich(
@@ -74,24 +73,19 @@ def run(
     settings: rounds=10 methods=fedthe,ditto seeds=0,1,2 hyper.fedthe.alpha=0.2 out=FOLDER.
     """
     from ..config import read_config, read_example
+    from ..experiment.run import run
 
     if example:
         return print(read_example(), end="")
     if config is None:
         raise InputError("name a config file; `fedthe run --example > my.toml` writes one to start from.")
     loggers = Loggers(tensorboard, mlflow)
-    results = _run(read_config(config, overrides or ()))
+    with resumable(), bars():
+        results = run(read_config(config, overrides or ()))
     _show(results, loggers, as_json)
     if results.failures:
         raise typer.Exit(1)
     return None
-
-
-def _run(config: Config) -> Results:
-    from ..experiment.run import run
-
-    with resumable(), bars():
-        return run(config)
 
 
 def _show(results: Results, loggers: Loggers, as_json: bool) -> None:
@@ -102,7 +96,7 @@ def _show(results: Results, loggers: Loggers, as_json: bool) -> None:
         shown = show_results(results)
         return Page(shown.name, [shown])
 
-    report = write_report(make_page, results.folder / "report.html", loggers)
+    report = loggers.write_report(make_page, results.folder / "report.html")
     if as_json:
         print(json.dumps(results.summary() | {"report": str(report) if report else None}))
     else:

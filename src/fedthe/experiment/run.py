@@ -25,8 +25,12 @@ from .work import Work, prepare
 def run(config: Config | None = None, **settings: Any) -> Results:
     """Run an experiment, or continue it: `fedthe.run(methods=["fedthe"], rounds=10)` or `fedthe.run(config)`."""
     config = make_config((config.as_dict() if config else {}) | settings)
+    return run_prepared(config, *prepare(config))
+
+
+def run_prepared(config: Config, methods: Mapping[str, Method], works: Sequence[Work]) -> Results:
+    """Run an experiment whose methods and federations `prepare` has made."""
     began, folder = time.perf_counter(), config.folder
-    methods, works = prepare(config)
     earlier = make_room(folder, config)
     about = {
         "config.json": config.as_dict(),

@@ -13,6 +13,7 @@ import numpy as np
 from .. import store
 from ..config import Config
 from ..data.plan import Federation
+from ..data.pool import Dataset
 from ..engine.train import Outcome, deploy_some, train_together
 from ..engine.visit import Engine, Progress, Run
 from ..errors import Failed
@@ -48,12 +49,12 @@ class Deployed:
                     yield test, k, self.federation.images(stream), self.federation.labels(stream)
 
 
-def deploy_all(config: Config) -> Iterator[Deployed]:
+def deploy_all(config: Config, dataset: Dataset | None = None) -> Iterator[Deployed]:
     """Every method of an experiment on every seed, trained or taken from its checkpoint, to look inside.
 
     Where a run only answers, this gives the models themselves.
     """
-    for _, served, work, outcome in train_all(*prepare(config)):
+    for _, served, work, outcome in train_all(*prepare(config, dataset)):
         if isinstance(outcome, Failed):
             raise Failed(f"{next(iter(served))}, seed {work.run.seed}: {outcome}")
         for name, method in served.items():

@@ -22,7 +22,7 @@ from ..config import Config
 from ..corruptions import CORRUPTION_VERSION
 from ..data import load_dataset
 from ..data.plan import Federation, build
-from ..data.pool import Pool
+from ..data.pool import Dataset, Pool
 from ..engine.evaluate import answer_one, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
@@ -278,11 +278,11 @@ def split(items: Sequence[T], most: int) -> list[Sequence[T]]:
     return [items[first : first + most] for first in range(0, len(items), most)]
 
 
-def prepare(config: Config) -> tuple[dict[str, Method], list[Work]]:
-    """The methods, and the federation of every seed."""
+def prepare(config: Config, dataset: Dataset | None = None) -> tuple[dict[str, Method], list[Work]]:
+    """The methods, and the federation of every seed. `dataset`: what the config names, if it is loaded already."""
     engine = get_engine(config.engine, config.device, config.precision, config.threads)
     find_parts(config)  # refuses bad ones before any data is loaded
-    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
+    dataset = dataset or load_dataset(config.dataset, natural=config.natural, size=config.size)
     moments = dataset.pool.moments if config.standardize else None
     methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]

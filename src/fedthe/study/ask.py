@@ -1,14 +1,15 @@
-"""Refuse long work unless --yes is given: say how long it takes here, and propose something smaller."""
+"""Refuse long work unless --yes is given: say how long it would take, and propose something smaller."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
-from ..bench.machine import Ceilings, Machine, describe_machine
-from ..bench.result import Bench, Line, find_baseline, read_bench
+from ..bench.machine import Ceilings, describe_machine
+from ..bench.result import Bench, Line, read_baseline
 from ..config import Config
 from ..data import find
 from ..engine.pick import pick_engine
@@ -34,7 +35,7 @@ TYPICAL = {
 
 
 def ask_for_tables(tables: Iterable[tuple[Table, Sequence[str]]], **settings: Any) -> None:
-    """Refuse tables that would take long. Tables without data do not count: running them is refused anyway."""
+    """Refuse tables that would take long. Those without data do not count: they cannot run anyway."""
     here = [(table, rows) for table, rows in tables if find(plan_cases(table, rows, **settings)[0].config.dataset)]
     bench = find_bench(settings.get("device", "auto"))
 
@@ -65,19 +66,11 @@ def time_figure(name: str, config: Config, bench: Bench) -> float:
 def find_bench(device: str) -> Bench:
     """The baseline that `fedthe bench --remember` kept, or a guess for this kind of machine."""
     machine = describe_machine(pick_engine(device=device).device)
-    kept = find_baseline(machine)
-    try:
-        if kept.exists():
-            return read_bench(kept)
-    except InputError:
-        pass  # from another version: a guess is good enough here
-    return guess_bench(machine)
-
-
-def guess_bench(machine: Machine) -> Bench:
-    rows = tuple(
-        Line(name, "ms" if name == ANSWER_MEMO else "s", value) for name, value in TYPICAL[machine.type].items()
-    )
+    with suppress(InputError):  # a file of another version: a guess is good enough here
+        if kept := read_baseline(machine):
+            return kept
+    typical = TYPICAL[machine.type].items()
+    rows = tuple(Line(name, "ms" if name == ANSWER_MEMO else "s", value) for name, value in typical)
     return Bench(replace(machine, device="a guess"), "", "", True, Ceilings(0, "", 0), rows, 0)
 
 
@@ -88,6 +81,6 @@ def _ask(what: str, time: Callable[..., float]) -> None:
         fits = next((each for each in SMALLER if time(**each) <= LONG), SMALLER[-1])
         words = " ".join(f"{key}={say_value(value)}" for key, value in fits.items())
         raise InputError(
-            f"{what} takes about {say_duration(seconds)} on this machine, less the work that is already done; "
+            f"{what} takes about {say_duration(seconds)} on this machine, minus the work already done; "
             f"add --yes to start it, or try something smaller: {words}."
         )

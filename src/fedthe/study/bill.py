@@ -1,9 +1,10 @@
-"""What tables would cost, before anything runs. Shared trainings count once."""
+"""The cost of tables before anything runs. Shared trainings count once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
@@ -24,9 +25,9 @@ from .tables import Table, plan_cases
 
 POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; rounded for imagenet32
 SPLIT = 0.6, 0.2  # shares of a client's rows for training and for testing
-TESTS = 6  # if a run asks for all: an upper bound, as natural shifts and mixtures are smaller
+TESTS = 6  # in a run of all tests: an upper bound, since natural shifts and mixtures are smaller
 ROUNDS = {"cnn": ROUND_STACKED, "resnet20_gn": ROUND_RESNET, "cct4": ROUND_CCT}
-IMAGES_OF_ROUND = FULL.clients * FULL.train * (Training.local_epochs + Training.personal_epochs)  # of the bench's round
+IMAGES_OF_ROUND = FULL.clients * FULL.train * (Training.local_epochs + Training.personal_epochs)  # in the bench
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,12 @@ def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | No
 
 
 def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[Bill]:
-    """The trainings and answers of a run whose hashes are not in `paid` yet; adds them."""
-    rows, classes = _measure_pool(config)
+    """The cost of the trainings and answers that are not in `paid` yet; their hashes are added to it."""
+    rows, classes = _measure_pool(config.dataset, config.size)
     methods = make_methods(config, classes, 3, 32)
     data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
     for seed in config.seeds:
-        cores = set()  # those that are trained now: other methods do not train the shared model again
+        cores = set()  # trained here: other methods with the same core do not train the shared model again
         for trained, served in group_by_training(methods).items():
             key = content_hash(describe(trained), asdict(config.training), data, seed)
             if key not in paid:
@@ -76,11 +77,12 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
                     paid.add(answers)
 
 
-def _measure_pool(config: Config) -> tuple[int, int]:
-    """The number of images and classes; the paper's datasets need not be there."""
-    if config.dataset in POOLS:
-        return POOLS[config.dataset]
-    pool = load_dataset(config.dataset, natural="none", size=config.size).pool
+@cache
+def _measure_pool(dataset: str, size: int | None) -> tuple[int, int]:
+    """The number of images and classes; the paper's datasets need not be available."""
+    if dataset in POOLS:
+        return POOLS[dataset]
+    pool = load_dataset(dataset, natural="none", size=size).pool
     return len(pool), len(pool.classes)
 
 
@@ -93,7 +95,7 @@ def bill_training(config: Config, rows: int, bench: Bench | None, trains: bool) 
 
 def bill_pretraining(config: Config, bench: Bench | None) -> Bill:
     """The probing study: pre-training on half of the classes, and three ways of fine-tuning on the other half."""
-    rows, _ = _measure_pool(config)
+    rows, _ = _measure_pool(config.dataset, config.size)
     tuning = len(MODES) * SPLIT[0] * config.train_fraction * config.personal_epochs
     images = len(config.seeds) * rows / 2 * (PRETRAIN_EPOCHS + tuning)
     return Bill(len(config.seeds), 0, images, 0, _time_images(config, images, bench))

@@ -41,7 +41,7 @@ METHOD_COLOURS = {
     "fedthe_plus": "#7b1113",
 }
 OTHER_COLOURS = ("#332288", "#88ccee", "#ddcc77", "#882255", "#661100", "#6699cc")  # of all other methods, in turn
-LINES = {  # styles and widths that keep curves visible where they overlap, as those of one training do
+LINES = {  # styles and widths that keep overlapping curves visible: methods of one training often overlap
     "fedavg_ft": ("-", 3.0),
     "memo_p": ("--", 1.4),
     "t3a": (":", 1.8),
@@ -51,7 +51,7 @@ LINES = {  # styles and widths that keep curves visible where they overlap, as t
 }
 PROBE_COLOURS = {"lp": "#56b4e9", "ft": "#e69f00", "lpft": "#7b1113"}
 CLAIM = (1.5, 2.5)  # times fewer rounds, according to the paper
-LONGEST = 5.0  # bars end here: a bar of 20 times would hide those of 2
+LONGEST = 5.0  # bars are cut here: a speed-up of 20 would hide those of 2
 DEFAULT = 0.1  # of alpha and beta
 MARKERS = "o^sDvPX*"
 
@@ -105,9 +105,10 @@ def _say_speed(each: Measured) -> str:
 
 
 def draw_gains(measured: Measured, path: Path) -> None:
-    """Bars by test and method."""
-    data = measured["data"]
-    _draw_gains(measured, f"points above {name_method(data['baseline'])}", path)
+    """Bars by test and method: the gain over a baseline, or over frozen splits."""
+    gains, baseline = measured["data"]["gains"], measured["data"].get("baseline")
+    bars = {name: (colour, gains[method]) for method, (name, colour) in look_up(gains).items()}
+    _draw_bars(measured, bars, f"points above {name_method(baseline) if baseline else 'frozen splits'}", path)
 
 
 def draw_probing(measured: Measured, path: Path) -> None:
@@ -119,26 +120,15 @@ def draw_probing(measured: Measured, path: Path) -> None:
     _draw_bars(measured, bars, "accuracy (%)", path, note, f"{measured['config']['personal_epochs']} epochs")
 
 
-def draw_leak(measured: Measured, path: Path) -> None:
-    """Bars by test and method: the gain from leaking test rows."""
-    _draw_gains(measured, "points above frozen splits", path)
-
-
-def _draw_gains(measured: Measured, label: str, path: Path) -> None:
-    gains = measured["data"]["gains"]
-    bars = {name: (colour, gains[method]) for method, (name, colour) in look_up(gains).items()}
-    _draw_bars(measured, bars, label, path)
-
-
 def _draw_bars(
     measured: Measured,
-    bars: Mapping[str, tuple[str, Measured]],
+    bars: Mapping[str, tuple[str, Measured]],  # by name: colour and scores
     label: str,
     path: Path,
     note: str = "",
     trained: str = "",
 ) -> None:
-    """Bars grouped by test, a colour for each name; error bars are one standard deviation over seeds."""
+    """Bars grouped by test; error bars are one standard deviation over seeds."""
     from matplotlib.figure import Figure
 
     tests = [test for test in measured["tests"] if any(test in scores for _, scores in bars.values())]
@@ -150,7 +140,9 @@ def _draw_bars(
         lines = {"elinewidth": 0.8, "ecolor": "#444444"}
         panel.bar(x, means, 0.92 * wide, yerr=stds, color=colour, label=name, error_kw=lines)
     panel.axhline(0, color="#444444", lw=0.8)
-    panel.set_xticks(range(len(tests)), [_fold(measured["tests"][test]) for test in tests], parse_math=False)
+    titles = (measured["tests"][test].replace("_", " ") for test in tests)  # long where they name a file
+    folded = ["\n".join(textwrap.wrap(title, 15, break_on_hyphens=False)) for title in titles]
+    panel.set_xticks(range(len(tests)), folded, parse_math=False)
     for tick, test in zip(panel.get_xticklabels(), tests, strict=True):
         tick.set_color(colour_of(test, measured["tests"]))
     panel.tick_params(axis="x", length=0)
@@ -310,11 +302,6 @@ def _head(panel: Axes, measured: Measured, test: str, grid: bool = True) -> None
     if grid:
         panel.grid(color="#e5e5e5", lw=0.6)
         panel.spines[["top", "right"]].set_visible(False)
-
-
-def _fold(title: str) -> str:
-    """Wrap a long title, such as the file name of a pool."""
-    return "\n".join(textwrap.wrap(title.replace("_", " "), 15, break_on_hyphens=False))
 
 
 def describe_settings(config: Measured, trained: str = "") -> str:

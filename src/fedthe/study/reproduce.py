@@ -1,4 +1,4 @@
-"""Run a table of the paper and record its numbers, with all that they depend on."""
+"""Run a table of the paper and record its numbers, with everything they depend on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
+from ..data import load_dataset
 from ..errors import InputError
 from ..experiment.results import Results
-from ..experiment.run import run
+from ..experiment.run import run_prepared
+from ..experiment.work import prepare
 from ..text import flatten
 from .tables import AVERAGE, Table, TableCase, fill_table, plan_cases
 
@@ -19,18 +21,20 @@ PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "image
 # Digests of the decoded training images, because a name proves nothing. We have neither ImageNet-32 nor a natural shift
 # of the paper, so their content is not checked, and the record says so.
 PAPER_DIGESTS = {"cifar10": "52115a721773f77e52fc176838060b67ff1ff84c743c8bdf182ec0128043940d"}
-# Settings that may differ in the same experiment: where and how it runs, and what is compared elsewhere.
+# Settings that may differ from the paper's: where and how an experiment runs, and what is compared separately.
 HOW = {"name", "out", "engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "keep", "curve"}
 FREE = HOW | {"methods", "dataset", "natural"}
 
 
 def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:
-    """Run the cases, or read the results of those that have run."""
-    return [(case, run(case.config)) for case in cases]
+    """Run the cases of a table, which share a dataset, or read the results of those that have run."""
+    first = cases[0].config
+    dataset = load_dataset(first.dataset, natural=first.natural, size=first.size)
+    return [(case, run_prepared(case.config, *prepare(case.config, dataset))) for case in cases]
 
 
 def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, Any]:
-    """`rows[method][test] = [mean, std over seeds]` as in the paper's tables, with all that they depend on."""
+    """`rows[method][test] = [mean, std over seeds]` as in the paper's tables, with everything they depend on."""
     rows = fill_table(table, [(case, results.scores()) for case, results in done])
     if not rows:
         reasons = sorted({why for _, results in done for why in results.failures.values()})
@@ -74,7 +78,7 @@ def find_comparable(table: Table, done: Sequence[tuple[TableCase, Results]], col
     papers, shifts = PAPER_SHIFTS[dataset], results.pools
     others = {test for test, shift in shifts.items() if shift not in papers}
     if set(shifts.values()) != papers:
-        others.add("mixture")  # a part of it is not the paper's, or is missing
+        others.add("mixture")  # part of it is not the paper's, or is missing
     tests = {column: test for case, _ in done for column, test in case.columns.items()}
     alike = [column for column in columns if column in tests and tests[column] not in others]
     return [*alike, AVERAGE] if AVERAGE in columns and len(alike) == len(columns) - 1 else alike

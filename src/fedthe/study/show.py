@@ -1,8 +1,8 @@
-"""The paper's tables for a terminal: our numbers beside the paper's, a list of all tables, and their cost."""
+"""The paper's tables as text: our numbers beside the paper's, and what a table would cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..text import say_value
@@ -23,11 +23,11 @@ def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
 
 
 def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number, Number | None], str]) -> Rows:
-    """Every row's name and cells; `say` gets ours and, where comparable, the paper's."""
+    """Every row's name and cells. `say` gets our number and, where comparable, the paper's."""
     rows = []
     several = len(record["cases"][0]["config"]["seeds"]) > 1
     for row, measured in record["rows"].items():
-        # an older record of a single seed has a standard deviation of 0
+        # older records of a single seed hold a standard deviation of 0
         cells = {
             test: [each for each in (cell if several or test == AVERAGE else cell[:1]) if each is not None]
             for test, cell in measured.items()
@@ -60,16 +60,16 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         remarks.append("Not the paper's data, so nothing is compared.")
     if record["compared"] and record.get("unchecked"):
         remarks.append(say_unchecked(record["unchecked"]))
-    changed = [f"{name} {say_value(ours)} ({say_value(papers)})" for name, (ours, papers) in record["changed"].items()]
-    if changed:
-        remarks.append(f"Not the paper's settings: {', '.join(changed)}.")
+    said = {
+        name: ["default" if each is None else say_value(each) for each in both]
+        for name, both in record["changed"].items()
+    }
+    if said:
+        listed = ", ".join(f"{name} {ours} ({papers})" for name, (ours, papers) in said.items())
+        remarks.append(f"Not the paper's settings: {listed}.")
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
-
-
-def lay_out_list(tables: Iterable[Table]) -> Grid:
-    return ["table", "what it is", "rows"], [[each.id, each.title, str(len(each.rows))] for each in tables]
 
 
 def lay_out_bills(bills: Mapping[str, Bill]) -> Grid:

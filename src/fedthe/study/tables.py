@@ -19,10 +19,9 @@ from ..text import find_nearest
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
 KEYS += ["train_fraction", "test_fraction"]
-SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
+SEVERITY = "severity"  # the columns severity1 to severity5 are separate runs
 
-MeanStd = tuple[float, float]  # percent: mean and standard deviation over seeds
-Ours = tuple[float, float | None]  # the same; a single seed has no standard deviation
+Ours = tuple[float, float | None]  # percent: mean and standard deviation over seeds; None for a single seed
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Table:
     title: str
     setting: Mapping[str, Any]
     columns: tuple[str, ...]
-    rows: Mapping[str, Mapping[str, MeanStd]]  # by the paper's name of the method, and column
+    rows: Mapping[str, Mapping[str, tuple[float, float]]]  # by the paper's name of the method, and column: mean and std
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -41,7 +40,7 @@ class Table:
 
 
 PAPERS_SEVEN = ("fedavg_ft", "fedrod", "fedrep", "memo_p", "t3a", "fedthe", "fedthe_plus")
-# Not in the paper: its ImageNet experiments on data that is easier to get.
+# Not in the paper: like its ImageNet experiments, on data that is easier to get.
 OWN_TABLES = {
     "tiny-imagenet-20": Table(
         "tiny-imagenet-20",
@@ -73,19 +72,11 @@ class TableCase:
 def load_tables() -> dict[str, Table]:
     """All tables of the paper, by id."""
     text = resources.files(__package__).joinpath("paper_tables.json").read_text(encoding="utf-8")
-    return {
-        each["id"]: Table(
-            each["id"],
-            each["title"],
-            each["setting"],
-            tuple(each["columns"]),
-            {
-                row: {column: (cell[0], cell[1]) for column, cell in cells.items()}
-                for row, cells in each["rows"].items()
-            },
-        )
-        for each in json.loads(text)["tables"]
-    }
+    tables = {}
+    for each in json.loads(text)["tables"]:
+        rows = {row: {name: (mean, std) for name, (mean, std) in cells.items()} for row, cells in each["rows"].items()}
+        tables[each["id"]] = Table(**each | {"columns": tuple(each["columns"]), "rows": rows})
+    return tables
 
 
 def find_table(name: str) -> Table:
@@ -110,7 +101,7 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
     if not table.columns[0].startswith(SEVERITY):
         return [TableCase(make_config(base), {test: test for test in table.tests})]
     return [
-        # both tests that severity tables show, so that the tables share answers
+        # both tests of the severity tables, so that these tables share answers
         TableCase(
             make_config({**base, "severity": int(column.removeprefix(SEVERITY)), "tests": ["corrupted", "mixture"]}),
             {column: table.setting["test"]},
@@ -119,9 +110,14 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
     ]
 
 
+def name_rows(table: Table) -> dict[str, str]:
+    """The rows of a table by our ids and by the paper's names."""
+    return {method_of(row): row for row in table.rows} | {row: row for row in table.rows}
+
+
 def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
     """Rows of the table by the paper's names or our ids; all rows if `methods` is empty."""
-    names = {method_of(row): row for row in table.rows} | {row: row for row in table.rows}
+    names = name_rows(table)
     for method in methods:
         if method not in names:
             raise InputError(f"{table.id} has no row {method!r}; {find_nearest(method, names)}")
@@ -131,18 +127,13 @@ def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
 
 def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
     """Every table with one of the methods, and those it has; all tables, whole, if `methods` is empty."""
-    tables = load_tables().values()
-    known = {name for table in tables for row in table.rows for name in (row, method_of(row))}
+    names = {table.id: name_rows(table) for table in load_tables().values()}
+    known = sorted({name for of_table in names.values() for name in of_table})
     for method in methods:
         if method not in known:
-            raise InputError(f"no table has a row {method!r}; {find_nearest(method, sorted(known))}")
-    found = []
-    for table in tables:
-        names = {*table.rows, *map(method_of, table.rows)}
-        here = [method for method in methods if method in names]
-        if here or not methods:
-            found.append((table, here))
-    return found
+            raise InputError(f"no table has a row {method!r}; {find_nearest(method, known)}")
+    found = {id: [method for method in methods if method in names[id]] for id in names}
+    return [(load_tables()[id], here) for id, here in found.items() if here or not methods]
 
 
 def fill_table(

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from fedthe.study.figures.heads import WEIGHTS
 from PIL import Image
 
 from fedthe import tree
@@ -17,10 +18,10 @@ from fedthe.engine.loop import Loop
 from fedthe.errors import Failed, InputError
 from fedthe.experiment.run import run
 from fedthe.experiment.training import deploy_all
-from fedthe.study.figures import FIGURES, draw_figure, features, find_figure, measure_figure, probing
+from fedthe.study.figures import FIGURES, draw_figure, find_figure, heads, measure_figure, probing
 from fedthe.study.figures.curves import compare_speed, pick_rounds
-from fedthe.study.figures.interpolation import WEIGHTS
 from fedthe.types import scale
+from helpers import count_loads
 
 CLIENTS, SEEDS, SAMPLES = 3, [0, 1], 12
 TESTS = ["original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc"]
@@ -102,6 +103,15 @@ def test_every_figure_is_plain_data_and_can_be_drawn_from_it(name, small, tmp_pa
     assert list(measured["tests"]) == (["mixture"] if name in ("curves-500", "curves-1000") else TESTS)
     draw_figure(json.loads(json.dumps(measured)), tmp_path / "figure.png")
     check_picture(tmp_path / "figure.png")
+
+
+@pytest.mark.parametrize("name", ["curves-500", "weights", "probing"])
+def test_a_figure_loads_its_dataset_once(name, small, monkeypatch):
+    small.measure(name)  # trained before
+    loads = count_loads(monkeypatch, "npz")
+    fewer = {"methods": ["fedavg", "fedthe"]} if name == "curves-500" else {}
+    measure_figure(name, **small.settings | fewer)
+    assert len(loads) == 1
 
 
 @pytest.mark.parametrize("name", ["curves-dir0.1", "gains", "interpolation-heads", "weights", "probing"])
@@ -294,8 +304,8 @@ def test_features_follow_the_recurrence(small):
 
 
 def test_few_features_are_spread_over_the_stream(small, monkeypatch):
-    monkeypatch.setattr(features, "FEW_SAMPLES", 3)
-    monkeypatch.setattr(features, "FEW_CLIENTS", 2)
+    monkeypatch.setattr(heads, "FEW_SAMPLES", 3)
+    monkeypatch.setattr(heads, "FEW_CLIENTS", 2)
     few, all_ = measure_figure("features", **small.settings)["data"], small.measure("features")["data"]
     assert len(set(few["client"])) == 2
     assert few["with"][:3] == [all_["with"][0], all_["with"][6], all_["with"][11]]
@@ -333,7 +343,7 @@ def test_what_is_wrong_is_refused(small):
         ({"name": "weights", "methods": ["fedthe"]}, "leave methods out"),
         ({"name": "alpha-beta", "tests": ["mixtures"]}, "did you mean mixture"),
         ({"name": "alpha-beta", "hyper": {"fedthe": {"history": False}}}, "with a history"),
-        ({"name": "gains", "methods": ["fedavg", "fedthe"]}, "over fedavg_ft"),
+        ({"name": "gains", "methods": ["fedavg", "fedthe"]}, "relative to fedavg_ft"),
         ({"name": "weights", "samples": 0}, "at least 1"),
     ):
         with pytest.raises(InputError, match=says):

@@ -8,7 +8,7 @@ from fedthe import rng, tree
 from fedthe.config import make_config
 from fedthe.data.partition import Split
 from fedthe.data.plan import Settings, build
-from fedthe.engine.fit import Fit
+from fedthe.engine.fit import LoopFit
 from fedthe.experiment.run import run
 from fedthe.experiment.training import deploy_all
 from fedthe.study.figures import draw_figure, measure_figure
@@ -57,8 +57,8 @@ def test_reshuffled_training_is_federated_averaging_on_other_rows_each_round(set
             images, labels = torch.from_numpy(pool.images[train]), torch.from_numpy(pool.labels[train])
             real, counts = torch.ones(len(train), dtype=torch.bool), torch.bincount(labels, minlength=3).float()
             shard = Shard(images, labels, real, counts, images[:0], labels[:0], real[:0])
-            fit = Fit(config.training.optimizer, 1, 32, False, 0, (0, "local", number), k)
-            uploads.append(fit(method.loss, shared, shard))
+            fit = LoopFit(method.net, shard, config.training.optimizer, 1, 32, False, 0, (0, "local", number), k)
+            uploads.append(fit(method.rounds.loss, shared).params)
             sizes.append(len(train))
         shared = tree.weighted_mean(uploads, sizes)
     for name, leaf in tree.flatten(tree.take(leaked.states, 1)).items():

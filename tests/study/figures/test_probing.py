@@ -56,5 +56,5 @@ def test_too_few_classes_are_refused(tmp_path):
 
 @pytest.mark.parametrize("setting", [{"width": 2, "net": "resnet20_gn"}, {"head_layers": 2}, {"standardize": True}])
 def test_probing_refuses_another_network(setting):
-    with pytest.raises(InputError, match="probing takes networks as they are; leave width, head_layers and"):
+    with pytest.raises(InputError, match="probing does not change networks; leave out width, head_layers"):
         measure_figure("probing", dataset="glyphs", natural="none", **setting)

@@ -1,9 +1,9 @@
 """The figures of the FedTHE paper, https://arxiv.org/abs/2205.10920, one a file.
 
-Measuring and drawing are apart, so that the machine that measures needs no Matplotlib: `measure_figure` returns plain
-data, which JSON can hold, and `draw_figure` makes a picture of it.
+Measuring and drawing are separate, so that the machine that measures needs no Matplotlib: `measure_figure` returns
+plain data, which JSON can hold, and `draw_figure` draws it.
 
-To add a figure, write a file like `gains.py`, and list it in FIGURES.
+To add a figure, write a file like `gains.py`, and add it to FIGURES.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def plan_figure(name: str, **settings: Any) -> Config:
 def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
     """All that a figure shows, as plain data; `settings` override the paper's."""
     figure, config = find_figure(name), plan_figure(name, **settings)
-    titles = name_tests(load_dataset(config.dataset, natural=config.natural, size=config.size))
+    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
+    titles = name_tests(dataset)
     tests = pick_tests(config, titles)
     measured = {
         "id": name,
@@ -64,7 +65,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
         "config": config.as_dict(),
         "tests": {test: titles[test] for test in tests},
         "environment": describe_environment(get_engine(config.engine, config.device, config.precision, config.threads)),
-        "data": figure.measure(config),
+        "data": figure.measure(config, dataset),
     }
     plain: dict[str, Any] = json.loads(json.dumps(measured, allow_nan=False))  # the same before and after a file
     return plain

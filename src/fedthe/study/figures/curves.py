@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...config import Config
+from ...data.pool import Dataset
 from ...errors import InputError
 from ...names import OURS
 from .. import draw
@@ -15,10 +16,10 @@ from .base import BASELINE, PAPER, Figure, run_whole
 POINTS = 10  # of a curve
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Accuracy in percent after more and more rounds, and the rounds that ours need to match each baseline."""
     rounds = pick_rounds(config.rounds)
-    results = run_whole(replace(config, curve=tuple(rounds[:-1])))
+    results = run_whole(replace(config, curve=tuple(rounds[:-1])), dataset)
     curves: dict[str, dict[str, dict[str, list[Any]]]] = {}
     for method, scores in results.scores().items():
         for test, last in scores.items():
@@ -31,7 +32,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def pick_rounds(last: int) -> list[int]:
-    """The rounds to evaluate after: evenly spaced, up to the last."""
+    """The rounds after which to evaluate: evenly spaced, up to the last."""
     if last < 1:
         raise InputError(f"rounds must be at least 1 for a learning curve, but is {last}.")
     return sorted({-(-last * i // POINTS) for i in range(1, POINTS + 1)})
@@ -40,8 +41,8 @@ def pick_rounds(last: int) -> list[int]:
 def compare_speed(rounds: Sequence[int], curves: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
     """By our method and baseline: the rounds until ours reaches the baseline's final accuracy, and the ratio.
 
-    A baseline that reached it before the end is counted from then. `first`: ours had reached it at the first point, so
-    the rounds may be fewer and the ratio greater. Both are None if ours never reaches it.
+    The baseline's rounds are those until it first reached that accuracy. `first`: ours reached it by the first point of
+    the curve, so the rounds may be fewer and the ratio greater. Rounds and ratio are None if ours never reaches it.
     """
     speed: dict[str, dict[str, Any]] = {}
     for ours in (method for method in OURS if method in curves):

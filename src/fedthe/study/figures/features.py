@@ -1,4 +1,4 @@
-"""Features of a few clients, with and without history."""
+"""FedTHE's features with and without the history of the stream."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import numpy as np
 from torch import Tensor
 
 from ...config import Config
+from ...data.pool import Dataset
 from ...experiment.training import deploy_all
 from .. import draw
 from .base import PAPER, Figure
 from .inside import ensemble_of, watch
 
-FEW_CLIENTS, FEW_SAMPLES = 4, 40  # shown: so many clients, and samples of each stream
+FEW_CLIENTS, FEW_SAMPLES = 4, 40  # clients in the figure, and samples of each of their streams
 
 
-def measure(config: Config) -> dict[str, Any]:
-    """The features h of some samples, and h', drawn towards the history, for a few clients of the first seed."""
-    (deployed,) = deploy_all(replace(config, seeds=config.seeds[:1]))
+def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """The features h of some samples, and h', moved towards the history, for a few clients of the first seed."""
+    (deployed,) = deploy_all(replace(config, seeds=config.seeds[:1]), dataset)
     streams, ensemble = deployed.federation.tests, ensemble_of(deployed)
     whole = [k for k in range(config.clients) if all(streams[test][k] is not None for test in deployed.tests)]
     clients = (whole or list(range(config.clients)))[:FEW_CLIENTS]

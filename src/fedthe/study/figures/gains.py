@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
+from ...data.pool import Dataset
 from ...errors import InputError
 from ...names import METHOD_NAMES, OURS
 from .. import draw
 from .base import BASELINE, PAPER, Figure, average, run_whole
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """The accuracy of every method in percent, and its gain over the baseline on the same seed and client."""
     if BASELINE not in config.methods or len(config.methods) < 2:
-        raise InputError(f"gains are over {BASELINE}; name it among the methods, and another.")
-    rows = run_whole(config).rows
+        raise InputError(f"gains are relative to {BASELINE}; name it among the methods, and at least one other.")
+    rows = run_whole(config, dataset).rows
     base = {(row.seed, row.test, row.client): row.accuracy for row in rows if row.method == BASELINE}
     accuracy: dict[str, Any] = {}
     gains: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Global and personal, mixed by a fixed e: the logits of FedTHE's heads, and the parameters of whole models."""
+"""Both heads, or whole models, mixed by a fixed e."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import numpy as np
 
 from ... import tree
 from ...config import Config
+from ...data.pool import Dataset
 from ...experiment.training import Deployed, deploy_all
 from ...progress.events import track
 from ...tree import Tree
 from .. import draw
-from .base import PAPER, Figure, Found, average
-from .inside import rate, watch
+from .base import PAPER, Figure, Found, average, rate
+from .inside import watch
 
 WEIGHTS = tuple(i / 20 for i in range(21))  # fixed e
 
 
-def measure_heads(config: Config) -> dict[str, Any]:
+def measure_heads(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Accuracy in percent with the logits of the two heads mixed by a fixed e, and FedTHE's, which finds e itself."""
     fixed: list[Found] = []
     ours: list[Found] = []
-    for deployed in deploy_all(config):
+    for deployed in deploy_all(config, dataset):
         for each in watch(deployed, config.samples):
             fixed.append((each.test, deployed.seed, np.array([each.rate_fixed(e) for e in WEIGHTS])))
             ours.append((each.test, deployed.seed, each.accuracy))
     return _sum_up(fixed, ours)
 
 
-def measure_models(config: Config) -> dict[str, Any]:
+def measure_models(config: Config, dataset: Dataset) -> dict[str, Any]:
     """The same with parameters mixed: FedAvg's, and those that each client fine-tuned from them."""
     received: dict[int, Tree] = {}
     fixed: list[Found] = []
     ours: list[Found] = []
-    for deployed in deploy_all(config):
+    for deployed in deploy_all(config, dataset):
         if deployed.name == "fedavg":
             received[deployed.seed] = deployed.states
         elif deployed.name == "fedavg_ft":

@@ -1,8 +1,8 @@
-"""What it is worth to redraw splits in every round, as the code of FedTHE's authors does.
+"""The gain from redrawing splits in every round, as the code of FedTHE's authors does.
 
-There, a client's rows are shuffled before every round and cut into 60 % to train on, 20 % to validate and 20 % to test.
-So in the end it has trained on all of them, and is tested on rows that it trained on in most rounds. Here splits are
-frozen; this figure measures the difference on the same clients, all else being equal.
+It shuffles a client's rows before every round and splits them into 60 % for training, 20 % for validation and 20 % for
+testing. So a client trains on all its rows, and is tested on rows that it trained on in most rounds. Here splits are
+frozen; this figure measures the difference on the same clients, with everything else equal.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ... import rng
 from ...config import Config
 from ...data.partition import Split
 from ...data.plan import lay_out
+from ...data.pool import Dataset
 from ...engine.shards import Shards
 from ...engine.train import deploy_some, start, train_round
 from ...engine.visit import Progress, Run, Visit
@@ -25,13 +26,12 @@ from ...experiment.training import Deployed, deploy_all, group_by_training
 from ...methods.base import Method
 from ...progress.events import WorkEvent, tell
 from .. import draw
-from .base import PAPER, Figure, Found, average
-from .inside import rate
+from .base import PAPER, Figure, Found, average, rate
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Accuracy in percent with frozen and with reshuffled splits, by method, and the difference."""
-    frozen = list(deploy_all(config))
+    frozen = list(deploy_all(config, dataset))
     rates: dict[str, list[list[Found]]] = {method: [[], []] for method in config.methods}
     for which, some in enumerate((frozen, deploy_reshuffled(frozen, config))):
         for each in sorted(some, key=lambda each: each.seed):
@@ -44,7 +44,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def _subtract(before: Sequence[Found], after: Sequence[Found]) -> list[Found]:
-    """Stream by stream: both lists have the same clients in the same order."""
+    """The difference on every stream: both lists have the same clients in the same order."""
     return [(test, seed, new - old) for (test, seed, old), (_, _, new) in zip(before, after, strict=True)]
 
 
@@ -65,7 +65,7 @@ def deploy_reshuffled(frozen: Sequence[Deployed], config: Config) -> list[Deploy
 def _train_reshuffled(
     seeds: Sequence[Deployed], method: Method, config: Config
 ) -> list[tuple[Run, list[Split], Progress]]:
-    """Train with splits redrawn before every round; return the run and the splits of the last round, and the result."""
+    """Train with splits redrawn before every round: the run and the splits of the last round, and the progress."""
     engine = seeds[0].engine
     runs, splits = [each.run for each in seeds], [list(each.federation.clients) for each in seeds]
     reached = [start(method, config.clients, each.seed, engine.device) for each in seeds]
@@ -103,6 +103,6 @@ FIGURE = Figure(
     "Splits drawn anew in every round",
     PAPER | {"methods": ["fedavg", "fedavg_ft", "fedthe"]},
     measure,
-    draw.draw_leak,
+    draw.draw_gains,
     fixed=False,
 )

@@ -1,8 +1,8 @@
 """How to personalize a pre-trained extractor: linear probing, fine-tuning, or one after the other.
 
-The paper's motivation, https://arxiv.org/abs/2205.10920, section 3: fine-tuning wins on a client's own data and loses
-on shifted data, where the features it started from were better. The extractor is pre-trained, centrally, on some of the
-classes; clients then hold the others, which it has never seen.
+The paper's motivation, https://arxiv.org/abs/2205.10920, section 3: fine-tuning is better on a client's own data and
+worse on shifted data, where the original features were better. The extractor is pre-trained centrally on half of the
+classes; clients hold the other half, which it has never seen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 
 from ... import tree
 from ...config import Config
-from ...data import load_dataset
 from ...data.plan import build
 from ...data.pool import Dataset, Pool
 from ...engine.fit import LoopFit
@@ -35,29 +34,24 @@ from ...text import quote
 from ...tree import Tree
 from ...types import Shard
 from .. import draw
-from .base import PAPER, Figure, Found, average
-from .inside import answer
+from .base import PAPER, Figure, Found, average, rate
 
 MODES: tuple[Literal["lp", "ft", "lpft"], ...] = ("lp", "ft", "lpft")
 PRETRAIN_EPOCHS = 20
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Accuracy in percent by mode: the extractor saw the first half of the classes, clients hold the others."""
-    dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     names = dataset.pool.classes
     if (config.width, config.head_layers, config.standardize) != (1, 1, False):
-        raise InputError("probing takes networks as they are; leave width, head_layers and standardize out.")
+        raise InputError("probing does not change networks; leave out width, head_layers and standardize.")
     if len(names) < 4:
         raise InputError(f"probing needs at least four classes, but {dataset.pool.name} has {len(names)}.")
     engine = get_engine(config.engine, config.device, config.precision)
     found: dict[str, list[Found]] = {mode: [] for mode in MODES}
     for seed in config.seeds:
         for deployed in deploy_probes(dataset, config, seed, engine):
-            rates: dict[str, list[float]] = {}
-            for test, _, _, scores in answer(deployed, config.samples):
-                rates.setdefault(test, []).append(scores.accuracy)
-            found[deployed.name] += [(test, seed, 100 * float(np.mean(clients))) for test, clients in rates.items()]
+            found[deployed.name] += rate(deployed, config.samples)
     return {"seen": names[: len(names) // 2], "accuracy": {mode: average(each) for mode, each in found.items()}}
 
 

@@ -1,4 +1,4 @@
-"""The weight of the personal head, 1 - e, with and without history."""
+"""The distribution of the weight of the personal head."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from ...config import Config
+from ...data.pool import Dataset
 from ...experiment.training import deploy_all
 from .. import draw
-from .base import PAPER, Figure
-from .inside import answer
+from .base import PAPER, Figure, answer
 
-BINS = 40  # from 0 to 1
+BINS = 40  # of the weights, from 0 to 1
 
 
-def measure(config: Config) -> dict[str, Any]:
+def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """A histogram of 1 - e over all samples, by method and test."""
     weights: dict[str, dict[str, list[np.ndarray]]] = {}
-    for deployed in deploy_all(config):
+    for deployed in deploy_all(config, dataset):
         for test, _, _, scores in answer(deployed, config.samples):
             own = 1 - scores.info["e"].astype(np.float64)
             weights.setdefault(deployed.name, {}).setdefault(test, []).append(own)

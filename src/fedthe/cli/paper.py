@@ -1,4 +1,4 @@
-"""`fedthe table`."""
+"""`fedthe table` and `fedthe figure`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable, say
-from .common import Loggers, bars, print_grid, print_report, write_report
-from .options import Json, Mlflow, Overrides, Tensorboard, Trainings, Yes
+from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, Trainings, Yes, bars, print_grid, print_report
 
 if TYPE_CHECKING:
     from ..study.tables import Table
@@ -67,7 +66,7 @@ def table(
     if not yes:
         ask_for_tables(tables, **settings)
     if save:
-        check_folder(save)  # refused now, before the long part
+        check_folder(save)  # fail now, not after the long part
     done = _run_tables(tables, settings, save, Loggers(tensorboard, mlflow), skip=every, quiet=as_json)
     if as_json:
         print(json.dumps(done if every else done[str(id)]))
@@ -75,32 +74,32 @@ def table(
 
 
 def list_tables(as_json: bool) -> None:
-    from ..study.show import lay_out_list
     from ..study.tables import OWN_TABLES, load_tables
 
     tables = load_tables() | OWN_TABLES
     if as_json:
         print(json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in tables.items()}))
     else:
-        print_grid(*lay_out_list(tables.values()))
+        rows = [[name, each.title, str(len(each.rows))] for name, each in tables.items()]
+        print_grid(["table", "what it is", "rows"], rows)
 
 
 def _print_bills(tables: Chosen, settings: dict[str, Any], as_json: bool) -> None:
     from dataclasses import asdict
 
     from ..bench.machine import describe_machine
-    from ..bench.result import find_baseline, read_bench
+    from ..bench.result import read_baseline
     from ..engine.pick import pick_engine
     from ..study.bill import bill_tables
     from ..study.show import lay_out_bills
 
-    kept = find_baseline(describe_machine(pick_engine(device=settings.get("device", "auto")).device))
-    bills = bill_tables(tables, read_bench(kept) if kept.exists() else None, **settings)
+    bench = read_baseline(describe_machine(pick_engine(device=settings.get("device", "auto")).device))
+    bills = bill_tables(tables, bench, **settings)
     if as_json:
         print(json.dumps({name: asdict(bill) for name, bill in bills.items()}))
         return
     print_grid(*lay_out_bills(bills))
-    known = "estimated from `fedthe bench --remember`" if kept.exists() else "unknown: run `fedthe bench --remember`"
+    known = "estimated from `fedthe bench --remember`" if bench else "unknown: run `fedthe bench --remember`"
     print(f"Each row is what it adds to the rows above, including work that is already done. Time here is {known}.")
 
 
@@ -142,11 +141,11 @@ def _reproduce(
     if save:
         write_sealed(save / f"{table.id}.json", record)
     place = (save or cases[0].config.folder) / f"{table.id}.html"
-    return record, write_report(lambda: Page(table.id, [show_record(record, done[0][1])]), place, loggers)
+    return record, loggers.write_report(lambda: Page(table.id, [show_record(record, done[0][1])]), place)
 
 
 def _show_records(tables: list[Table], folder: Path, as_json: bool, every: bool) -> None:
-    """Of `every` table, the records that exist; a table that was named must have one."""
+    """The record of the named table, which must exist, or with `every` all records that exist."""
     from ..study.reproduce import read_record
 
     there = [table for table in tables if not every or (folder / f"{table.id}.json").exists()]
@@ -167,3 +166,45 @@ def _print_record(table: Table, record: dict[str, Any]) -> None:
     print_grid(*lay_out(table, record), title=title)
     for remark in list_remarks(record):
         print(remark)
+
+
+def figure(
+    id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
+    overrides: Overrides = None,
+    out: Trainings = Path("runs/paper"),
+    save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
+    redraw: Annotated[bool, typer.Option("--redraw", help="Draw ID.json again, and measure nothing.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Measure and draw a figure of the paper. Without ID, list the figures.
+
+    KEY=VALUE arguments override settings: natural=npz:FILE seeds=0 rounds=10 samples=100 device=cuda.
+    """
+    from ..config import read_words
+    from ..store import check_folder, read_sealed, write_sealed
+    from ..study.ask import ask_for_figure
+    from ..study.figures import FIGURES, draw_figure, find_figure, measure_figure
+
+    if id is None and not redraw:
+        return print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()])
+    if id is None or "=" in id:
+        raise InputError("name a figure; `fedthe figure` lists them.")
+    find_figure(id)
+    if redraw and overrides:
+        raise InputError("--redraw draws what was measured; leave out either the settings or --redraw.")
+    settings = {"out": str(out)} | read_words(overrides or ())
+    path = save / f"{id}.json"
+    if redraw:
+        measured = read_sealed(path) or {}
+        if not {"title", "config", "tests", "data"} <= measured.keys() or measured.get("id") != id:
+            raise InputError(f"{path} does not hold {id}; leave out --redraw to measure it.")
+    else:
+        if not yes:
+            ask_for_figure(id, **settings)
+        check_folder(save)  # fail now, not after the long part
+        with resumable(), bars():
+            measured = measure_figure(id, **settings)
+        write_sealed(path, measured, indent=None)  # thousands of numbers, so not one per line
+    draw_figure(measured, path.with_suffix(".png"))
+    print(f"written to {path.with_suffix('.png')}, with its numbers in {path.name}")
+    return None
