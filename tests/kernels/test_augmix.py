@@ -1,4 +1,4 @@
-"""The views that a Triton kernel draws, against those that torch draws.
+"""Views drawn by the Triton kernel against those drawn by torch.
 
 Without a GPU, Triton's interpreter runs the kernel on the CPU, one view in some 50 ms. Without Triton, what needs none
 is tested.
@@ -24,7 +24,7 @@ if TRITON:
 
     @triton.jit
     def write_words(keys, items, out, views):
-        """The words of a view, from one key."""
+        """The words of a view from one key."""
         image, view = tl.program_id(0), tl.program_id(1)
         words = _words(tl.load(keys), tl.load(keys + 1), tl.load(items + image), view)
         tl.store(out + (image * views + view) * 16 + tl.arange(0, 16), words.to(tl.int64))
@@ -44,14 +44,14 @@ def make_keys(paths: list[tuple[int | str, ...]]) -> torch.Tensor:
     return torch.tensor([rng.key(*path, "augmix") for path in paths], dtype=torch.int64).view(-1, 2)
 
 
-def draw(images: torch.Tensor, items: torch.Tensor, views: int, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[n, views, h, w, c] by the kernel, on the CPU again"""
+def draw(images: torch.Tensor, items: torch.Tensor, views: int) -> torch.Tensor:
+    """[n, views, h, w, c] by the kernel, copied to the CPU"""
     keys = make_keys([PATH]).expand(len(images), 2)
-    return draw_views(images.to(DEVICE), keys.to(DEVICE), items.to(DEVICE), views, out).cpu()
+    return draw_views(images.to(DEVICE), keys.to(DEVICE), items.to(DEVICE), views).cpu()
 
 
 def make_items(n: int) -> torch.Tensor:
-    """Some of them longer than 32 bits."""
+    """Some need more than 32 bits."""
     return torch.arange(n) * 7 + (torch.arange(n) % 2) * (2**40 + 2**31)
 
 
@@ -80,7 +80,7 @@ def test_views_are_those_that_torch_draws(shape, n):
 
 
 def test_every_operation_occurs_at_every_step():
-    """In the first case above: else the equality would say little."""
+    """In the first case above, which would prove little otherwise."""
     draws = read_draws(rng.words(rng.key(*PATH, "augmix"), make_items(6).numpy(), 12 * WORDS).reshape(-1, WORDS))
     live = np.arange(3) < draws.depth[..., None]
     seen = {(step, op) for _, _, step, op in zip(*np.nonzero(live), draws.op[live], strict=True)}
@@ -116,17 +116,11 @@ def test_a_sample_has_its_own_views_whatever_its_neighbours_and_their_number():
 
 
 @needs_triton
-def test_views_go_where_they_are_wanted():
+def test_views_are_float32_from_minus_1_to_1():
     images, items = make_images(2, 16, 8, 3), torch.arange(2)
-    expected = draw(images, items, 3)
-    assert expected.dtype == torch.float32
-    assert expected.abs().max() <= 1
-    for dtype in (torch.float32, torch.bfloat16):
-        out = torch.full((2, 3, 16, 8, 3), torch.nan, dtype=dtype, device=DEVICE)
-        assert draw(images, items, 3, out).dtype == dtype
-        # the interpreter cuts to bfloat16, where a GPU rounds to the nearest
-        gap = (out.cpu().float() - expected.to(dtype).float()).abs()
-        assert (gap <= (0 if CUDA or dtype == torch.float32 else 2**-7) * expected.abs()).all()
+    found = draw(images, items, 3)
+    assert found.dtype == torch.float32
+    assert found.abs().max() <= 1
     assert draw(images[:0], items[:0], 3).shape == (0, 3, 16, 8, 3)
 
 

@@ -1,4 +1,4 @@
-"""The kernels of convolutions alone."""
+"""The kernels of convolutions, on their own."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The kernels of pooling alone."""
+"""The kernels of pooling, on their own."""
 
 import torch
 

@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..methods.base import Answers, Method, Samples
 from ..methods.samples import OneSample, Step, join
 from ..tree import Tree
-from .ops.layout import empty_rows
+from .ops.stacked import empty_rows
 from .outside import run_outside
 from .program import Programs, Replay, name_function
 from .stacked_fit import lift_convolutions

@@ -21,8 +21,8 @@ from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
 from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts, weigh_losses
-from .ops.layout import empty_rows
 from .ops.mode import StackedOps
+from .ops.stacked import empty_rows
 from .outside import run_outside
 from .program import Programs, Replay, name_function
 

@@ -7,20 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compiler import INTERPRETED, Block, constexpr, jit, tl
-from .launch import power_of_two
-from .shapes import Attention
+from .compiler import WIDEN, Block, constexpr, jit, tl
+from .shapes import FULL, Attention, power_of_two
 
 ATTEND_WARPS = 4  # of 16 rows each: with eight, two would compute the same rows of a block of 64
 
 
 @jit
-def _attend_share(q: Block, k: Block, t: Block, TOKENS: constexpr, SCALE: constexpr, PRECISION: constexpr) -> Block:
-    """How much each token takes of each other: the softmax of their scores."""
+def _attention_weights(
+    q: Block, k: Block, t: Block, TOKENS: constexpr, SCALE: constexpr, PRECISION: constexpr
+) -> Block:
+    """The softmax of the scores."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     scores = tl.where((t < TOKENS)[None, :], scores, float("-inf"))
-    share = tl.exp(scores - tl.max(scores, 1)[:, None])
-    return share / tl.sum(share, 1)[:, None]
+    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
+    return weights / tl.sum(weights, 1)[:, None]
 
 
 @jit
@@ -32,7 +33,6 @@ def _attend_kernel(
     EACH: constexpr,
     SCALE: constexpr,
     PRECISION: constexpr,
-    WIDEN: constexpr,
     BT: constexpr,
     BE: constexpr,
 ) -> None:
@@ -52,8 +52,8 @@ def _attend_kernel(
         k = k.to(tl.float32)
         v = v.to(tl.float32)
 
-    share = _attend_share(q, k, t, TOKENS, SCALE, PRECISION)
-    mixed = tl.dot(share.to(v.dtype), v, input_precision=PRECISION)
+    weights = _attention_weights(q, k, t, TOKENS, SCALE, PRECISION)
+    mixed = tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
     to = out + pid // HEADS * (TOKENS * HEADS * EACH) + head * EACH
     tl.store(to + (t * (HEADS * EACH))[:, None] + e[None, :], mixed.to(out.dtype.element_ty), mask=ok)
 
@@ -68,11 +68,10 @@ def _attend_grad_kernel(
     EACH: constexpr,
     SCALE: constexpr,
     PRECISION: constexpr,
-    WIDEN: constexpr,
     BT: constexpr,
     BE: constexpr,
 ) -> None:
-    """One program: one head of one image. g is by the result, out by qkv; the shares are computed once more."""
+    """One program: one head of one image. g: the result's gradient; out: qkv's. Recomputes the weights."""
     pid = tl.program_id(0).to(tl.int64)
     head = pid % HEADS
     t = tl.arange(0, BT)
@@ -91,12 +90,12 @@ def _attend_grad_kernel(
         v = v.to(tl.float32)
         grad = grad.to(tl.float32)
 
-    share = _attend_share(q, k, t, TOKENS, SCALE, PRECISION)
-    by_v = tl.dot(tl.trans(share.to(grad.dtype)), grad, input_precision=PRECISION)
+    weights = _attention_weights(q, k, t, TOKENS, SCALE, PRECISION)
+    by_v = tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision=PRECISION)
     tl.store(out + 2 * HEADS * EACH + at, by_v.to(out.dtype.element_ty), mask=ok)
 
-    by_share = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
-    by_score = (share * (by_share - tl.sum(share * by_share, 1)[:, None]) * SCALE).to(q.dtype)
+    by_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+    by_score = (weights * (by_weights - tl.sum(weights * by_weights, 1)[:, None]) * SCALE).to(q.dtype)
     by_q = tl.dot(by_score, k, input_precision=PRECISION)
     tl.store(out + at, by_q.to(out.dtype.element_ty), mask=ok)
     by_k = tl.dot(tl.trans(by_score), q, input_precision=PRECISION)
@@ -104,7 +103,7 @@ def _attend_grad_kernel(
 
 
 def attend(qkv: Tensor, how: Attention) -> Tensor:
-    """[n, tokens, 3 heads width] -> [n, tokens, heads width] in the same type; softmax and sums are float32."""
+    """[n, tokens, 3 heads width] -> [n, tokens, heads width] in the same type, with softmax and sums in float32."""
     n, tokens, _ = qkv.shape
     out = qkv.new_empty((n, tokens, how.heads * how.width))
     with torch.cuda.device_of(qkv):
@@ -113,7 +112,7 @@ def attend(qkv: Tensor, how: Attention) -> Tensor:
 
 
 def attend_grad(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
-    """g [n, tokens, heads width] by the result -> the gradient by qkv, as that."""
+    """The gradient of `attend`: g [n, tokens, heads width] -> shape and type of qkv."""
     n, tokens, _ = qkv.shape
     out = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(qkv):
@@ -125,4 +124,4 @@ def attend_grad(g: Tensor, qkv: Tensor, how: Attention) -> Tensor:
 def _attend_launch(tokens: int, how: Attention) -> dict[str, Any]:
     blocks = {"BT": power_of_two(tokens, 16), "BE": power_of_two(how.width, 16)}
     shape = {"TOKENS": tokens, "HEADS": how.heads, "EACH": how.width, "SCALE": how.width**-0.5}
-    return {**shape, **blocks, "PRECISION": how.precision, "WIDEN": INTERPRETED, "num_warps": ATTEND_WARPS}
+    return {**shape, **blocks, "PRECISION": FULL, "num_warps": ATTEND_WARPS}

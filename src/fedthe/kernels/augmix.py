@@ -1,14 +1,14 @@
-"""The views of `data.augment` on a GPU: one program of a Triton kernel makes a view from its draws to its last pixel.
+"""The views of `data.augment` on a GPU: one program of a Triton kernel makes one view, from its draws to its pixels.
 
-It decides and does what `data.augment` does, which stays the reference; see there for the reasons. Here the host takes
-no part: no plan, no copy, no wait, so that a CUDA graph can hold it.
+`data.augment` is the reference and gives the reasons. The host takes no part here, neither plan nor copy nor
+synchronization, so a CUDA graph can capture it.
 
-An image is a block of 32-bit words, one per pixel: its channels are the bytes. So one look-up moves all channels. The
-sides of a block are powers of two; pixels beyond the image are never read. Blocks are in registers; where pixels move,
-Triton's `gather` passes them through shared memory.
+An image is a block of 32-bit words, one per pixel, whose bytes are the channels: one look-up moves all channels. The
+sides of a block are powers of two; pixels beyond the image are never read. Blocks stay in registers; Triton's `gather`
+moves pixels through shared memory.
 """
 
-# What Triton compiles has no types that mypy could check.
+# Kernels have no types that mypy could check.
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from torch import Tensor
 
 from . import augmix_recipe as recipe
 from .compiler import constexpr, jit, tl, triton
-from .launch import power_of_two
+from .shapes import power_of_two
 
-LARGEST = 64  # pixels on a side: a block of 64 x 64 words is what registers and shared memory hold well
-REGISTERS: int | None = None  # per thread at most; None leaves it to the compiler
+LARGEST = 64  # pixels on a side: registers and shared memory hold blocks of 64 x 64 words well
 
-# Triton reads only such globals that are declared to be constants.
+# Kernels can read only those globals that are declared constants.
 _WORDS = constexpr(recipe.WORDS)
 _PAD = constexpr(recipe.PAD)
 _CHAINS, _STEPS = constexpr(recipe.CHAINS), constexpr(recipe.STEPS)
@@ -33,27 +32,24 @@ _AUTOCONTRAST, _EQUALIZE, _ROTATE, _SOLARIZE, _SHEAR_X, _SHEAR_Y, _TRANSLATE_X, 
 )
 _DUST = constexpr(recipe.DUST)
 _SHEAR = constexpr(recipe.SHEAR)
-# At severity 1 an image is turned by one or two degrees. Minus k is 360 - k, as in the reference: last bits differ.
+# At severity 1 an image is rotated by one or two degrees; by -k, as in the reference, is by 360 - k: last bits differ.
 _SIN_1, _SIN_2, _SIN_359, _SIN_358 = (constexpr(float(recipe.SINES[degrees])) for degrees in (1, 2, -1, -2))
 _COS_1, _COS_2, _COS_359, _COS_358 = (constexpr(float(recipe.COSINES[degrees])) for degrees in (1, 2, -1, -2))
 
 
-def draw_views(images: Tensor, keys: Tensor, items: Tensor, views: int, out: Tensor | None = None) -> Tensor:
-    """`views` augmented views of each image: [n, views, h, w, c] in [-1, 1], contiguous.
+def draw_views(images: Tensor, keys: Tensor, items: Tensor, views: int) -> Tensor:
+    """`views` augmented views of each image: float32 [n, views, h, w, c] in [-1, 1], contiguous.
 
     images: uint8 [n, h, w, 1 or 3], sides up to LARGEST. keys: int64 [n, 2], the two words of each image's key. items:
-    int64 [n]. All on one device. out: where to write, float32 or bfloat16; without it, a new float32 tensor.
+    int64 [n]. All on one device.
     """
     n, h, w, c = images.shape
-    if out is None:
-        out = torch.empty((n, views, h, w, c), device=images.device)
-    assert out.shape == (n, views, h, w, c), "the shape of `out`"
-    assert out.is_contiguous(), "`out` is written as one run of values"
+    out = torch.empty((n, views, h, w, c), device=images.device)
     if n == 0:
         return out
     shape = {"H": h, "W": w, "C": c, "TALL": power_of_two(h), "WIDE": power_of_two(w)}
-    launch = {"num_warps": _choose_warps(shape["TALL"] * shape["WIDE"]), "maxnreg": REGISTERS}
-    launch["enable_fp_fusion"] = False  # a product is rounded before it is added to, but where `fma` says otherwise
+    # Without fusion a product is rounded before it is added, except where the kernel says `fma`.
+    launch = {"num_warps": _choose_warps(shape["TALL"] * shape["WIDE"]), "enable_fp_fusion": False}
     given = (images.contiguous(), keys.contiguous(), items.contiguous())
     with torch.cuda.device_of(images):  # Triton launches on the current device
         _draw[(n * views,)](*given, out, views, **shape, **launch)
@@ -61,23 +57,12 @@ def draw_views(images: Tensor, keys: Tensor, items: Tensor, views: int, out: Ten
 
 
 def _choose_warps(pixels: int) -> int:
-    """Eight pixels per thread; two warps at least, as with one, `gather` is made of shuffles, by the thousand."""
+    """Eight pixels per thread, and two warps at least: within one, `gather` compiles to thousands of shuffles."""
     return min(max(pixels // 256, 2), 8)
 
 
-@triton.jit(do_not_specialize=["views"])  # else it would be compiled again for 1 and for multiples of 16
-def _draw(
-    images,
-    keys,
-    items,
-    out,
-    views,
-    H: constexpr,
-    W: constexpr,
-    C: constexpr,
-    TALL: constexpr,
-    WIDE: constexpr,
-):
+@triton.jit(do_not_specialize=["views"])  # else it is compiled again for 1 and for multiples of 16
+def _draw(images, keys, items, out, views, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     """View `program % views` of image `program // views`."""
     program = tl.program_id(0)
     image = program // views
@@ -117,7 +102,7 @@ def _draw(
 
 @jit
 def _rows_and_columns(TALL: constexpr, WIDE: constexpr):
-    """Of the pixels of a block."""
+    """The row and column of each pixel of a block."""
     at = tl.arange(0, TALL * WIDE)
     return at // WIDE, at % WIDE
 
@@ -155,7 +140,7 @@ def _words(key_0, key_1, item, view):
 
 @jit
 def _word(words, at):
-    """One of them as a scalar, as branches need it: a few shuffles, for every warp holds all words."""
+    """One word as a scalar, as branches need it: a few shuffles, since every warp holds all words."""
     return tl.sum(tl.where(tl.arange(0, _WORDS) == at, words, 0), 0).to(tl.uint32)
 
 
@@ -167,19 +152,19 @@ def _split(word, parts: constexpr):
 
 @jit
 def _unit(word):
-    """In (0, 1), float64."""
+    """float64 in (0, 1)"""
     return ((word >> 9).to(tl.float64) + 0.5) * (1.0 / 8388608)
 
 
 @jit
 def _weight(share):
-    """A part of the mix, float64, as what a level of 0 to 255 is worth; with the roundings of the reference."""
+    """The weight of levels, 0 to 255, whose share of the mix is float64 `share`; rounded as in the reference."""
     return tl.div_rn(share.to(tl.float32), tl.full([], 127.5, tl.float32))
 
 
 @jit
 def _crop_and_flip(image, word, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
-    """A block of what `augment.crop_and_flip` makes."""
+    """The block of `augment.crop_and_flip`."""
     down, rest = _split(word, 2 * _PAD + 1)
     right, rest = _split(rest, 2 * _PAD + 1)
     row, column = _rows_and_columns(TALL, WIDE)
@@ -188,18 +173,17 @@ def _crop_and_flip(image, word, H: constexpr, W: constexpr, C: constexpr, TALL: 
     within = (row >= 0) & (row < H) & (column >= 0) & (column < W)
     at = image + (row * W + column) * C
     x = tl.load(at, mask=within, other=0).to(tl.int32)
-    if C == 3:
-        x |= tl.load(at + 1, mask=within, other=0).to(tl.int32) << 8
-        x |= tl.load(at + 2, mask=within, other=0).to(tl.int32) << 16
+    for c in tl.static_range(1, C):
+        x |= tl.load(at + c, mask=within, other=0).to(tl.int32) << (8 * c)
     return x
 
 
-# Operations on blocks: int32 [TALL * WIDE], row after row
+# Operations on blocks: int32 [TALL * WIDE], row by row
 
 
 @jit
 def _operate(x, word, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
-    """One step of a chain; only what is drawn is done."""
+    """One step of a chain: the operation drawn."""
     op, rest = _split(word, _COUNT)
     level = 16777216 + 9 + 18 * ((rest >> 8) & 8388607).to(tl.int32)
     if op == _AUTOCONTRAST:
@@ -217,7 +201,7 @@ def _operate(x, word, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr,
 
 @jit
 def _size(level, thrice_largest):
-    """AugMix's int(level * largest / 10), in whole numbers; `level` counts parts of 10 << 24."""
+    """AugMix's int(level * largest / 10) in integers; `level` is in units of 1 / (10 << 24)."""
     return ((level.to(tl.int64) * thrice_largest) >> 24).to(tl.int32) // 300
 
 
@@ -232,15 +216,14 @@ def _solarize(x, threshold, C: constexpr):
 @jit
 def _autocontrast(x, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     done = _stretch(_channel(x, 0), H, W, TALL, WIDE)
-    if C == 3:
-        done |= _stretch(_channel(x, 1), H, W, TALL, WIDE) << 8
-        done |= _stretch(_channel(x, 2), H, W, TALL, WIDE) << 16
+    for c in tl.static_range(1, C):
+        done |= _stretch(_channel(x, c), H, W, TALL, WIDE) << (8 * c)
     return done
 
 
 @jit
 def _stretch(level, H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr):
-    """See `augment._stretch`: in float64 with the same roundings."""
+    """As `augment._stretch`, in float64 with the same rounding."""
     within = _within(H, W, TALL, WIDE)
     low = tl.min(tl.where(within, level, 255), 0)
     high = tl.max(tl.where(within, level, 0), 0)
@@ -252,21 +235,20 @@ def _stretch(level, H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr
 @jit
 def _equalize(x, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
     done = _flatten(_channel(x, 0), H, W, TALL, WIDE)
-    if C == 3:
-        done |= _flatten(_channel(x, 1), H, W, TALL, WIDE) << 8
-        done |= _flatten(_channel(x, 2), H, W, TALL, WIDE) << 16
+    for c in tl.static_range(1, C):
+        done |= _flatten(_channel(x, c), H, W, TALL, WIDE) << (8 * c)
     return done
 
 
 @jit
 def _flatten(level, H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr):
-    """See `augment._equalize`; here a quotient of whole numbers."""
+    """As `augment._equalize`, by integer division."""
     level = tl.where(_within(H, W, TALL, WIDE), level, 0)
     bins = tl.arange(0, 256)
     counts = tl.histogram(level, 256)
     counts -= tl.where(bins == 0, TALL * WIDE - H * W, 0)
     below = tl.cumsum(counts, 0) - counts
-    step = tl.max(tl.where(counts > 0, below, 0), 0) // 255  # as many as are below the brightest level
+    step = tl.max(tl.where(counts > 0, below, 0), 0) // 255  # by how many are below the brightest level
     table = tl.minimum((below + step // 2) // tl.maximum(step, 1), 255)
     table = tl.where(step == 0, bins, table)
     return tl.gather(table, level, 0)
@@ -274,7 +256,7 @@ def _flatten(level, H: constexpr, W: constexpr, TALL: constexpr, WIDE: constexpr
 
 @jit
 def _move(x, op, level, negative, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
-    """Rotate, shear or translate: see `augment._look` for the map of places."""
+    """Rotate, shear or translate; `augment._look` explains the map of places."""
     none, one = tl.full([], 0.0, tl.float64), tl.full([], 1.0, tl.float64)
     across_u, across_v, across_1 = one, none, none
     down_u, down_v, down_1 = none, one, none
@@ -314,7 +296,7 @@ def _move(x, op, level, negative, H: constexpr, W: constexpr, C: constexpr, TALL
 
 @jit
 def _turn(size, negative):
-    """Sine and cosine of `size` degrees, 1 or 2, or of minus as many."""
+    """Sine and cosine of `size` degrees, 1 or 2, or of -`size`."""
     two = size > 1
     sine = tl.where(two, tl.full([], _SIN_2, tl.float64), tl.full([], _SIN_1, tl.float64))
     cosine = tl.where(two, tl.full([], _COS_2, tl.float64), tl.full([], _COS_1, tl.float64))
@@ -328,23 +310,23 @@ def _places(at, SIDE: constexpr):
     """float64, from -1 to 1 between the outer edges"""
     twice = (2 * at + 1).to(tl.float64)
     if SIDE & (SIDE - 1) == 0:
-        return twice * (1 / SIDE) - 1  # a power of two: as exact as the quotient, and cheap
-    else:  # noqa: RET505 (Triton compiles the one or the other)
+        return twice * (1 / SIDE) - 1  # a power of two: as exact as the quotient, and cheaper
+    else:  # noqa: RET505 (Triton compiles one or the other)
         return twice / SIDE - 1
 
 
 @jit
 def _warp(x, across, down, H: constexpr, W: constexpr, C: constexpr, TALL: constexpr, WIDE: constexpr):
-    """See `augment.warp`; torch's `grid_sample` to the last bit: it, too, adds to products before they are rounded."""
+    """As `augment.warp`, with the bits of torch's `grid_sample`, which also fuses products and sums."""
     inside = (tl.abs(across) < 1) & (tl.abs(down) < 1)
     column = tl.minimum(tl.maximum(tl.fma(across + 1, W / 2, -0.5), 0.0), W - 1.0)
     row = tl.minimum(tl.maximum(tl.fma(down + 1, H / 2, -0.5), 0.0), H - 1.0)
     left, top = column.to(tl.int32), row.to(tl.int32)
     to_left, to_top = column - left.to(tl.float32), row - top.to(tl.float32)
     to_right, to_bottom = 1 - to_left, 1 - to_top
-    # beyond the last pixel there is nothing to read, and its weight is 0
+    # beyond the last pixel the weight is 0: read that pixel again
     right, bottom = tl.minimum(left + 1, W - 1), tl.minimum(top + 1, H - 1)
-    # one gather of four times as many: the image goes to shared memory once
+    # one gather for all four corners: the image goes to shared memory once
     upper = tl.join(top * WIDE + left, top * WIDE + right)
     lower = tl.join(bottom * WIDE + left, bottom * WIDE + right)
     places = tl.reshape(tl.join(upper, lower), [TALL * WIDE * 4])

@@ -1,4 +1,4 @@
-"""What AugMix's kernel and its reference in torch, `data.augment`, must agree on."""
+"""Constants that AugMix's kernel shares with its reference in torch, `data.augment`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPS = (
 CHAINS, STEPS = 3, 3
 WORDS = 16  # per view
 PAD = 4
-LEVEL = 10 << 24  # units of a level between 0 and 1
-SHEAR = 0.3 / 10 / LEVEL  # pixels per pixel in a unit of a level
-DUST = 1e-4  # Pillow cuts to whole levels; what is meant as a whole level must not fall below it by float32's rounding
+LEVEL = 10 << 24  # units in a level of 1
+SHEAR = 0.3 / 10 / LEVEL  # pixels per pixel and unit
+DUST = 1e-4  # added before cutting to whole levels, as Pillow does: float32 may round a whole level to below it
 SINES, COSINES = (np.array([f(math.radians(degrees)) for degrees in range(360)]) for f in (math.sin, math.cos))

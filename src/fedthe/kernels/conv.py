@@ -1,14 +1,15 @@
-"""Convolution with a weight per client, and its gradient by the input."""
+"""Convolution with a weight per client, and the gradient of its input."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from .compiler import INTERPRETED, Block, constexpr, jit, tl
-from .conv_tiles import Sweep, Tiles, conv_constants, conv_tiles, pixels_in_a_row
-from .launch import cdiv, channels_last, contiguous_rows
-from .shapes import Geometry
+from .compiler import WIDEN, Block, constexpr, jit, tl
+from .conv_tiles import Sweep, Tiles, conv_constants, conv_tiles, pixels_in_a_row, sweeps_of
+from .shapes import Geometry, cdiv, channels_last, contiguous_rows
 
 
 @jit
@@ -16,7 +17,7 @@ def _conv_kernel(
     x: Block,
     w: Block,
     bias: Block,
-    beside: Block,
+    residual: Block,
     out: Block,
     rows: Block,
     x_step: Block,
@@ -47,7 +48,6 @@ def _conv_kernel(
     STEP_X: constexpr,
     INSIDE: constexpr,
     PRECISION: constexpr,
-    WIDEN: constexpr,
     PIXELS: constexpr,
     BM: constexpr,
     BN: constexpr,
@@ -57,17 +57,16 @@ def _conv_kernel(
 
     A row of the product makes PIXELS pixels side by side, from the span of pixels that all their windows cover: its
     columns are (pixel, o), and a weight is 0 where a pixel's window does not reach. Few channels then fill a tile, and
-    windows that overlap are loaded once. (An infinite value makes NaN of its neighbours, too.) bias[s, o], and
-    beside, which lies as out does, are added if not None.
+    windows that overlap are loaded once. (An infinite value makes its neighbours NaN, too.) bias[s, o] and residual,
+    which has the layout of out, are added if not None.
 
-    x_step and w_step: values from one client to the next (0: the same for all). W_FIRST: where the first tap's weights
-    are; W_DOWN, W_RIGHT, W_IN, W_OUT: values from there to the tap below, beside, to the next input and output channel.
-    out has images of TO_H times TO_W pixels, of which only every STEP-th is written, from TO_Y and TO_X on. INSIDE: no
-    tap ever falls beside the image.
+    x_step and w_step: strides of clients (0: all share one). W_FIRST: the offset of the first tap's weights; W_DOWN,
+    W_RIGHT, W_IN, W_OUT: strides of rows and columns of taps and of input and output channels. out has images of TO_H x
+    TO_W pixels, of which every STEP-th is written, starting at TO_Y and TO_X. INSIDE: no tap falls outside the image.
     """
     ACROSS: constexpr = OUT_W // PIXELS
     SPAN: constexpr = (PIXELS - 1) * STRIDE_X + KW
-    LINE: constexpr = SPAN * C  # of one row of taps; contiguous in memory
+    LINE: constexpr = SPAN * C  # one row of taps, contiguous in memory
     tiles_m = tl.cdiv(rows, BM)
     tiles_n = (PIXELS * O + BN - 1) // BN
     pid = tl.program_id(0)
@@ -95,10 +94,10 @@ def _conv_kernel(
     at = (to * O)[:, None] + (pixel * (STEP_X * O) + o if PIXELS > 1 else o)[None, :]
     known = real if PIXELS * O % BN == 0 else real & wanted
 
-    # What is added comes first: in the end it would lie in registers beside the sums.
+    # Load the addends first: at the end they would take registers in addition to the sums.
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    if beside is not None:
-        acc = tl.load(beside + at, mask=known, other=0.0).to(tl.float32)
+    if residual is not None:
+        acc = tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
     if bias is not None:
         acc += tl.load(bias + s * b_step + o, mask=column < PIXELS * O, other=0.0)[None, :]
     for step in range((KH * LINE + BK - 1) // BK):
@@ -133,7 +132,7 @@ def _conv_kernel(
         source = weights + (W_FIRST + ky * W_DOWN + kx * W_RIGHT + c * W_IN)[:, None] + (o * W_OUT)[None, :]
         some = wanted
         if PIXELS > 1:
-            of = kx[:, None] - (pixel * STRIDE_X)[None, :]  # the tap that this is to that pixel
+            of = kx[:, None] - (pixel * STRIDE_X)[None, :]  # which tap of that pixel's window this is
             source -= (pixel * (STRIDE_X * W_RIGHT))[None, :]
             some = some & (of >= 0) & (of < KW)
         if LINE % BK != 0:
@@ -154,11 +153,11 @@ def conv(
     how: Geometry,
     tiles: Tiles | None = None,
     bias: Tensor | None = None,
-    beside: Tensor | None = None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     """x [S, n, c, h, w], w [S, o, c, kh, kw] -> [S, n, o, oh, ow] in x's type. w is cast to it, sums are float32.
 
-    Plus a bias, float32 [S, o], and a residual `beside`, shaped like the result.
+    Plus a bias, float32 [S, o], and a residual, shaped like the result.
     """
     stack, n, c = x.shape[:3]
     o, (rows, columns) = w.shape[1], how.kernel
@@ -166,23 +165,22 @@ def conv(
     w, w_step = channels_last(w, x.dtype)
     out = x.new_empty((stack, n, *how.out, o))
     steps = {"W_FIRST": 0, "W_DOWN": columns * c, "W_RIGHT": c, "W_IN": 1, "W_OUT": rows * columns * c}
-    sweeps = (Sweep.of(how, 0), Sweep.of(how, 1))
-    if beside is not None:
-        beside = beside.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
-    _launch_conv(x, x_step, w, w_step, bias, beside, out, sweeps, steps, how.precision, tiles)
+    if residual is not None:
+        residual = residual.to(x.dtype).permute(0, 1, 3, 4, 2).contiguous()
+    _launch_conv(x, x_step, w, w_step, bias, residual, out, sweeps_of(how), steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 
 def conv_input_grad(
-    g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None, beside: Tensor | None = None
+    g: Tensor, w: Tensor, how: Geometry, tiles: Tiles | None = None, residual: Tensor | None = None
 ) -> Tensor:
-    """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> the gradient by the input, [S, n, c, h, w] in g's type.
+    """g [S, n, o, oh, ow], w [S, o, c, kh, kw] -> the gradient of the input, [S, n, c, h, w] in g's type.
 
-    Plus a residual `beside`, shaped like the result.
+    Plus a residual, shaped like the result.
 
-    A convolution of g with the weights turned round, and, in float32, copied so that the channels it adds up lie last:
-    tensor cores take float32 in no other order. With a stride, pixels of the input differ in which taps met them,
-    in as many ways as the stride has steps: each is a convolution of its own, with those taps.
+    A convolution of g with the flipped weights. In float32 they are copied first, so that the channels summed over come
+    last: tensor cores take float32 in no other order. With a stride, the taps that meet a pixel of the input depend on
+    its position modulo the stride: each remainder is a convolution of its own, with those taps.
     """
     stack, n = g.shape[:2]
     o, c, (rows, columns) = *w.shape[1:3], how.kernel
@@ -191,36 +189,29 @@ def conv_input_grad(
     w, w_step = channels_last(w.transpose(1, 2) if turned else w, g.dtype)
     last, into, out_of = (o, 1, rows * columns * o) if turned else (c, rows * columns * c, 1)
     down, right = (_backward_sweeps(how, axis) for axis in (0, 1))
-    all_met = all(sweep.taps for sweep in (*down, *right))
-    beside = beside if beside is None else beside.to(g.dtype).permute(0, 1, 3, 4, 2).contiguous()
-    if all_met:
+    residual = residual if residual is None else residual.to(g.dtype).permute(0, 1, 3, 4, 2).contiguous()
+    if all(sweep.taps for sweep in (*down, *right)):
         out = g.new_empty((stack, n, *how.size, c))
     else:
-        out = g.new_zeros((stack, n, *how.size, c)) if beside is None else beside.clone()
-    for one in down:
-        for other in right:
-            if one.windows and other.windows and one.taps and other.taps:
-                # From the last tap of this sweep, by strides to the first.
-                y, z = (_last_tap(sweep, how, axis) for axis, sweep in enumerate((one, other)))
-                steps = {
-                    "W_FIRST": (y * columns + z) * last,
-                    "W_DOWN": -how.stride[0] * columns * last,
-                    "W_RIGHT": -how.stride[1] * last,
-                    "W_IN": into,
-                    "W_OUT": out_of,
-                }
-                _launch_conv(g, g_step, w, w_step, None, beside, out, (one, other), steps, how.precision, tiles)
+        out = g.new_zeros((stack, n, *how.size, c)) if residual is None else residual.clone()
+    for sweeps in product(down, right):
+        if all(sweep.windows and sweep.taps for sweep in sweeps):
+            # From the last tap of this sweep, by strides to the first.
+            y, z = (_last_tap(sweep, how, axis) for axis, sweep in enumerate(sweeps))
+            steps = {"W_FIRST": (y * columns + z) * last, "W_IN": into, "W_OUT": out_of}
+            steps |= {"W_DOWN": -how.stride[0] * columns * last, "W_RIGHT": -how.stride[1] * last}
+            _launch_conv(g, g_step, w, w_step, None, residual, out, sweeps, steps, how.precision, tiles)
     return out.permute(0, 1, 4, 2, 3)
 
 
 def _backward_sweeps(how: Geometry, axis: int) -> list[Sweep]:
-    """Pixel y of the input was met by tap k of window (y + padding - k) / stride, where that is whole."""
+    """Tap k meets pixel y of the input in window (y + padding - k) / stride, if that is an integer."""
     kernel, stride, padding = how.kernel[axis], how.stride[axis], how.padding[axis]
     sweeps = []
     for first in range(stride):
         tap = (first + padding) % stride  # the first one; then every stride-th
         taps = max(0, cdiv(kernel - tap, stride))
-        reach = (first + padding - tap) // stride - (taps - 1)  # the window that the last tap belongs to
+        reach = (first + padding - tap) // stride - (taps - 1)  # the last tap's window
         sweeps.append(Sweep(max(0, cdiv(how.size[axis] - first, stride)), taps, 1, -reach, first, stride))
     return sweeps
 
@@ -235,7 +226,7 @@ def _launch_conv(
     w: Tensor,
     w_step: int,
     bias: Tensor | None,
-    beside: Tensor | None,
+    residual: Tensor | None,
     out: Tensor,
     sweeps: tuple[Sweep, Sweep],
     steps: dict[str, int],
@@ -258,6 +249,4 @@ def _launch_conv(
     to |= {"STEP_Y": down.step, "STEP_X": right.step}
     grid = (stack * cdiv(rows, tiles.m) * cdiv(tiles.pixels * o, tiles.n),)
     with torch.cuda.device_of(x):
-        _conv_kernel[grid](
-            x, w, bias, beside, out, rows, x_step, w_step, b_step, WIDEN=INTERPRETED, **constants, **steps, **to
-        )
+        _conv_kernel[grid](x, w, bias, residual, out, rows, x_step, w_step, b_step, **constants, **steps, **to)

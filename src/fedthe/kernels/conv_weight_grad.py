@@ -1,16 +1,15 @@
-"""The gradient of a convolution by a weight per client, and by its bias."""
+"""The gradients of a convolution's weight and bias, one of each per client."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .compiler import INTERPRETED, Block, constexpr, jit, tl
-from .conv_tiles import Sweep, Tiles, conv_constants, pixels_in_a_row, weight_grad_splits, weight_grad_tiles
-from .launch import cdiv, channels_last
-from .shapes import Geometry
+from .compiler import WIDEN, Block, constexpr, jit, tl
+from .conv_tiles import Tiles, conv_constants, pixels_in_a_row, sweeps_of, weight_grad_splits, weight_grad_tiles
+from .shapes import Geometry, cdiv, channels_last
 
-SUM_BLOCK = 1024  # weights per program when partial gradients are added
+SUM_BLOCK = 1024  # weights per program when partial gradients are summed
 
 
 @jit
@@ -39,7 +38,6 @@ def _weight_grad_kernel(
     PAD_X: constexpr,
     INSIDE: constexpr,
     PRECISION: constexpr,
-    WIDEN: constexpr,
     PIXELS: constexpr,
     BM: constexpr,
     BN: constexpr,
@@ -47,9 +45,9 @@ def _weight_grad_kernel(
 ) -> None:
     """out[split, s, o, tap, c] = sum over the split's positions m of x[s, where tap meets m, c] g[s, m, o].
 
-    A split has BLOCKS blocks of BK positions, the last one maybe fewer. out_step: values from one split to the next.
-    by_bias[split, s, o], if not None, gets the sum of g alone. A position is PIXELS pixels side by side, with one span
-    of the image for all their windows, as in `conv._conv_kernel`; each of these pixels is a split of its own.
+    A split has BLOCKS blocks of BK positions; the last one may have fewer. out_step: the stride of splits.
+    by_bias[split, s, o], if not None, gets the sum of g. A position is PIXELS pixels side by side, with one span of the
+    image for all their windows, as in `conv._conv_kernel`; each of these pixels is a split of its own.
     """
     ACROSS: constexpr = OUT_W // PIXELS
     SPAN: constexpr = (PIXELS - 1) * STRIDE_X + KW
@@ -67,16 +65,16 @@ def _weight_grad_kernel(
     offset = (ky * W + kx) * C + (k % C)[:, None]
     images = x + s * x_step
     grads = g + s * g_step
-    # Few masks are quicker than many: what is no tap and no position lies far below the image.
+    # Few masks are faster than many: put what is no tap or no position far below the image.
     FAR: constexpr = 1 << 20
-    SAME: constexpr = OUT_H == H and OUT_W == W and STRIDE_Y == 1 and STRIDE_X == 1  # windows as there are pixels
+    SAME: constexpr = OUT_H == H and OUT_W == W and STRIDE_Y == 1 and STRIDE_X == 1  # a window per pixel
     below = tl.where((k < KH * LINE)[:, None], ky, FAR)
 
     total = tl.zeros((BN,), dtype=tl.float32)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for block in range(BLOCKS):
         m = (split * BLOCKS + block) * BK + tl.arange(0, BK)
-        # Not signed: nobody tells the compiler that m is not negative, and it made three times as many instructions.
+        # Unsigned: the compiler does not know that m >= 0 and would emit three times as many instructions.
         image = (m.to(tl.uint32) // (OUT_H * ACROSS)).to(tl.int64)
         place = (m.to(tl.uint32) % (OUT_H * ACROSS)).to(tl.int32)
         top = place // ACROSS * STRIDE_Y - PAD_Y
@@ -107,7 +105,7 @@ def _weight_grad_kernel(
     pixel = column // O
     o = column % O
     part = split.to(tl.int64) * PIXELS + pixel
-    if by_bias is not None:  # all tiles of taps have the same: the first one says it
+    if by_bias is not None:  # the same in all tiles of taps: the first one stores it
         to = by_bias + part * (out_step // (KH * KW * C)) + s * O + o
         tl.store(to, total, mask=(column < PIXELS * O) & (pid % tiles_m == 0))
     tap = kx - (pixel * STRIDE_X)[None, :]
@@ -119,7 +117,7 @@ def _weight_grad_kernel(
 
 @jit
 def _sum_kernel(parts: Block, out: Block, values: Block, SPLITS: constexpr, BLOCK: constexpr) -> None:
-    """out[i] = parts[0, i] + parts[1, i] + ..., in that order; torch's own sum may choose another for another S."""
+    """out[i] = parts[0, i] + parts[1, i] + ..., in that order; the order of torch's own sum may depend on S."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.load(parts + at, mask=at < values, other=0.0)
     for _ in range(1, SPLITS):
@@ -131,14 +129,14 @@ def _sum_kernel(parts: Block, out: Block, values: Block, SPLITS: constexpr, BLOC
 def conv_weight_grad(
     x: Tensor, g: Tensor, how: Geometry, tiles: Tiles | None = None, splits: int | None = None
 ) -> tuple[Tensor, ...]:
-    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> the gradient by the weight, float32 [S, o, c, kh, kw].
+    """x [S, n, c, h, w], g [S, n, o, oh, ow] -> the weight's gradient, float32 [S, o, c, kh, kw].
 
-    With a bias, also the gradient by that, float32 [S, o].
+    With a bias, also its gradient, float32 [S, o].
     """
     stack, n, c = x.shape[:3]
     o, taps = g.shape[2], how.kernel[0] * how.kernel[1]
     positions = n * how.out[0] * how.out[1]
-    sweeps = (Sweep.of(how, 0), Sweep.of(how, 1))
+    sweeps = sweeps_of(how)
     if tiles is None:
         pixels = pixels_in_a_row(c, sweeps[1], x.dtype)
         tiles = weight_grad_tiles(positions, c, o, taps, x.dtype, pixels)
@@ -146,7 +144,7 @@ def conv_weight_grad(
         tiles = tiles._replace(pixels=1)
     rows = positions // tiles.pixels
     blocks = cdiv(cdiv(rows, tiles.k), splits or weight_grad_splits(positions, c, o, taps, tiles))
-    splits = cdiv(rows, blocks * tiles.k)  # none is left empty
+    splits = cdiv(rows, blocks * tiles.k)  # none is empty
     span = (tiles.pixels - 1) * how.stride[1] + how.kernel[1]
     programs = cdiv(how.kernel[0] * span * c, tiles.m) * cdiv(tiles.pixels * o, tiles.n)
     x, x_step = channels_last(x, x.dtype)
@@ -157,7 +155,7 @@ def conv_weight_grad(
     constants = conv_constants(how.size, c, o, sweeps, how.precision, tiles)
     with torch.cuda.device_of(x):
         _weight_grad_kernel[(stack * splits * programs,)](
-            x, g, parts, by_bias, rows, *steps, splits, BLOCKS=blocks, WIDEN=INTERPRETED, **constants
+            x, g, parts, by_bias, rows, *steps, splits, BLOCKS=blocks, **constants
         )
     by_weight = _sum_splits(parts).permute(0, 1, 4, 2, 3)
     return (by_weight,) if by_bias is None else (by_weight, _sum_splits(by_bias))

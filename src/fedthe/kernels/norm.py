@@ -1,4 +1,4 @@
-"""Group norm with weights per client, alone or with a residual and a relu, and its gradients."""
+"""Group norm with weights per client, alone or with a residual and a ReLU, and its gradients."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ import torch
 from torch import Tensor
 
 from .compiler import Block, constexpr, jit, tl
-from .launch import cdiv, channels_last, contiguous_rows, power_of_two
-from .shapes import Norm
+from .shapes import Norm, cdiv, channels_last, contiguous_rows, power_of_two
 
-IMAGES_BLOCK = 32  # images at a time when gradients of a norm's weights are added over them
+IMAGES_BLOCK = 32  # images at a time when the weights' gradients are summed over images
 
 
 class NormTiles(NamedTuple):
-    pixels: int  # of an image at a time; a power of two. An image that fits as a whole is read only once
+    pixels: int  # of an image at a time; a power of two. An image that fits whole is read only once
     warps: int
 
 
 def norm_tiles(pixels: int, c: int, grad: bool) -> NormTiles:
-    """For `group_norm` and `group_norm_grad`; c counts channels with each group filled up to a power of two.
+    """For `group_norm` and `group_norm_grad`; c counts channels with each group padded to a power of two.
 
-    The gradient has so many values to a thread at once that a whole large image would leave a core to one program; it
-    reads such an image twice, the second time from the first cache.
+    The gradient holds so many values per thread that with a whole large image, one program would fill a multiprocessor;
+    it reads such an image twice, the second time from the L1 cache.
     """
     block = power_of_two(pixels, 1, max(1, (4096 if grad else 16384) // c))
-    each = 16 if grad else 32  # values to a thread
+    each = 16 if grad else 32  # values per thread
     return NormTiles(block, power_of_two(block * c // (32 * each), 2, 16))  # two warps: see `pool._pool_launch`
 
 
@@ -35,7 +34,7 @@ def _norm_kernel(
     x: Block,
     weight: Block,
     bias: Block,
-    beside: Block,
+    residual: Block,
     out: Block,
     mean: Block,
     rstd: Block,
@@ -43,7 +42,7 @@ def _norm_kernel(
     x_step: Block,
     w_step: Block,
     b_step: Block,
-    beside_step: Block,
+    residual_step: Block,
     eps: Block,
     PIXELS: constexpr,
     GROUPS: constexpr,
@@ -56,9 +55,9 @@ def _norm_kernel(
 ) -> None:
     """One program: one image. EACH channels to a group; SHARED: all groups have the same EACH weights.
 
-    Blocks are loaded as [pixels, channels], so that a warp reads what lies side by side, and then seen as [pixels,
-    groups, channels of a group], for which nothing moves. beside, if not None, is added to what was normalised; RELU:
-    what is negative then becomes 0. Where one block holds the image, the compiler makes one of the three loads.
+    Blocks are loaded as [pixels, channels], so that a warp's loads are contiguous, and then viewed as [pixels, groups,
+    channels of a group], for which nothing moves. residual, if not None, is added after the norm and before the ReLU.
+    If one block holds the image, the compiler merges the three loads into one.
     """
     pid = tl.program_id(0).to(tl.int64)
     s = pid // images
@@ -79,18 +78,18 @@ def _norm_kernel(
     for block in range(blocks):
         ok = known & (block * BP + pixel < PIXELS)[:, None]
         total += tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
-    # Channels first: a thread has several of them, and pixels are spread over threads.
+    # Channels first: a thread holds several of them, and pixels are spread over threads.
     middle = tl.sum(tl.sum(tl.reshape(total, (BP, BG, BC)), 2), 0)[None, :, None] / (PIXELS * EACH)
 
     total = tl.zeros((BP, BG, BC), dtype=tl.float32)
     for block in range(blocks):
         ok = known & (block * BP + pixel < PIXELS)[:, None]
         value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
-        apart = tl.reshape(value, (BP, BG, BC)) - middle
-        apart = tl.where(real[None, :, :] & (block * BP + pixel < PIXELS)[:, None, None], apart, 0.0)
-        total += apart * apart
-    spread = tl.sum(tl.sum(total, 2), 0)[None, :, None] / (PIXELS * EACH)
-    scale = 1 / tl.sqrt(spread + eps)
+        centered = tl.reshape(value, (BP, BG, BC)) - middle
+        centered = tl.where(real[None, :, :] & (block * BP + pixel < PIXELS)[:, None, None], centered, 0.0)
+        total += centered * centered
+    variance = tl.sum(tl.sum(total, 2), 0)[None, :, None] / (PIXELS * EACH)
+    scale = 1 / tl.sqrt(variance + eps)
 
     a = tl.load(weight + s * w_step + weights, mask=wanted, other=0.0)[None, :, :] * scale
     b = tl.load(bias + s * b_step + weights, mask=wanted, other=0.0)[None, :, :]
@@ -99,8 +98,8 @@ def _norm_kernel(
         value = tl.load(source + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
         value = (tl.reshape(value, (BP, BG, BC)) - middle) * a + b
         value = tl.reshape(value, (BP, BG * BC))
-        if beside is not None:
-            at = beside + s * beside_step + pid % images * (PIXELS * GROUPS * EACH)
+        if residual is not None:
+            at = residual + s * residual_step + pid % images * (PIXELS * GROUPS * EACH)
             value += tl.load(at + (block * (BP * GROUPS * EACH) + place), mask=ok, other=0.0).to(tl.float32)
         if RELU:
             value = tl.where(value < 0, 0.0, value)  # NaN stays, as in torch
@@ -121,7 +120,7 @@ def _norm_grad_kernel(
     rstd: Block,
     made: Block,
     out: Block,
-    out_beside: Block,
+    out_residual: Block,
     parts: Block,
     images: Block,
     g_step: Block,
@@ -137,12 +136,12 @@ def _norm_grad_kernel(
     BG: constexpr,
     BC: constexpr,
 ) -> None:
-    """One program: one image. parts [S, images, 2, weights] get its sums for the gradients by weight and bias.
+    """One program: one image. parts [S, images, 2, weights] get its sums for the gradients of weight and bias.
 
-    With h = (x - mean) rstd and u = weight g, the gradient by x is rstd (u - mean of u - h mean of (h u)), the means
-    over the group; and both are sums over channels of what parts get. RELU: there was one after the norm, and g counts
-    only where its result is not 0. That is made or, if made is None, found once more from x, which saves a read.
-    out_beside, if not None, gets this g.
+    With h = (x - mean) rstd and u = weight g, the gradient of x is rstd (u - mean of u - h mean of (h u)), with means
+    over the group; both are sums over channels of what parts get. RELU: g counts only where the ReLU's result is not 0.
+    That result is made or, if made is None, recomputed from x, which saves a read. out_residual, if not None, gets
+    this g.
     """
     pid = tl.program_id(0).to(tl.int64)
     s = pid // images
@@ -157,7 +156,7 @@ def _norm_grad_kernel(
     weights = c[None, :] if SHARED else group[:, None] * EACH + c[None, :]
     wanted = (c < EACH)[None, :] if SHARED else real
     image = pid % images * (PIXELS * GROUPS * EACH)
-    first = pid * (PIXELS * GROUPS * EACH)  # of this image among all
+    first = pid * (PIXELS * GROUPS * EACH)  # value of this image among all
     source = x + s * x_step + image
     grads = g + s * g_step + image
     blocks: constexpr = (PIXELS + BP - 1) // BP
@@ -176,12 +175,12 @@ def _norm_grad_kernel(
         if made is not None:
             grad = tl.where(tl.load(made + (first + at), mask=ok, other=0.0) <= 0, 0.0, grad)
         grad = tl.reshape(grad, (BP, BG, BC))
-        apart = tl.reshape(tl.load(source + at, mask=ok, other=0.0).to(tl.float32), (BP, BG, BC)) - middle
+        centered = tl.reshape(tl.load(source + at, mask=ok, other=0.0).to(tl.float32), (BP, BG, BC)) - middle
         if RELU and made is None:
-            grad = tl.where(apart * a + b <= 0, 0.0, grad)
-        by_weight += grad * (apart * scale)
+            grad = tl.where(centered * a + b <= 0, 0.0, grad)
+        by_weight += grad * (centered * scale)
         by_bias += grad
-    by_weight, by_bias = tl.split(tl.sum(tl.join(by_weight, by_bias), 0, keep_dims=True))  # both at once
+    by_weight, by_bias = tl.split(tl.sum(tl.join(by_weight, by_bias), 0, keep_dims=True))  # one reduction for both
     lean = tl.sum(by_weight * w, 2, keep_dims=True) / (PIXELS * EACH)
     shift = tl.sum(by_bias * w, 2, keep_dims=True) / (PIXELS * EACH)
 
@@ -191,13 +190,13 @@ def _norm_grad_kernel(
         grad = tl.load(grads + at, mask=ok, other=0.0).to(tl.float32)
         if made is not None:
             grad = tl.where(tl.load(made + (first + at), mask=ok, other=0.0) <= 0, 0.0, grad)
-        if out_beside is not None:
-            tl.store(out_beside + (first + at), grad.to(out.dtype.element_ty), mask=ok)
+        if out_residual is not None:
+            tl.store(out_residual + (first + at), grad.to(out.dtype.element_ty), mask=ok)
         grad = tl.reshape(grad, (BP, BG, BC))
-        apart = tl.reshape(tl.load(source + at, mask=ok, other=0.0).to(tl.float32), (BP, BG, BC)) - middle
+        centered = tl.reshape(tl.load(source + at, mask=ok, other=0.0).to(tl.float32), (BP, BG, BC)) - middle
         if RELU and made is None:
-            grad = tl.where(apart * a + b <= 0, 0.0, grad)
-        by_x = (grad * w - shift - apart * scale * lean) * scale
+            grad = tl.where(centered * a + b <= 0, 0.0, grad)
+        by_x = (grad * w - shift - centered * scale * lean) * scale
         tl.store(out + (first + at), tl.reshape(by_x, (BP, BG * BC)).to(out.dtype.element_ty), mask=ok)
     if SHARED:
         to = parts + (pid * (2 * EACH) + c)
@@ -205,20 +204,13 @@ def _norm_grad_kernel(
         tl.store(to + EACH, tl.sum(tl.sum(by_bias, 0), 0), mask=c < EACH)
     else:
         to = parts + (pid * (2 * GROUPS * EACH) + weights)
-        tl.store(to, tl.sum(by_weight, 0), mask=real)  # a sum of one
+        tl.store(to, tl.sum(by_weight, 0), mask=real)  # over an axis of one
         tl.store(to + GROUPS * EACH, tl.sum(by_bias, 0), mask=real)
 
 
 @jit
 def _sum_images_kernel(
-    parts: Block,
-    out: Block,
-    images: Block,
-    stack: Block,
-    BLOCKS: constexpr,
-    C: constexpr,
-    BI: constexpr,
-    BV: constexpr,
+    parts: Block, out: Block, images: Block, stack: Block, BLOCKS: constexpr, C: constexpr, BI: constexpr, BV: constexpr
 ) -> None:
     """out[i, s, c] = the sum of parts[s, image, i, c] over images, in BLOCKS blocks of BI; i is 0 or 1."""
     tiles = (2 * C + BV - 1) // BV
@@ -235,24 +227,24 @@ def _sum_images_kernel(
 
 
 def group_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, how: Norm, tiles: NormTiles | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, how: Norm, tiles: NormTiles | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [S, n, c, h, w], weight and bias float32 [S, c] -> y like x; and the mean and 1 / standard deviation.
 
-    Those two are float32 [S, n, groups]. Where groups share them, weight and bias are [S, c / groups]. A residual
-    `beside`, shaped like x, is added before the relu.
+    Those two are float32 [S, n, groups]. If groups share them, weight and bias are [S, c / groups]. A residual, shaped
+    like x, is added before the ReLU.
     """
     stack, n = x.shape[:2]
     shape = _norm_shape(x, how, tiles, grad=False)
     weight, w_step = contiguous_rows(weight)
     bias, b_step = contiguous_rows(bias)
-    beside, beside_step = (None, 0) if beside is None else channels_last(beside, x.dtype)
+    residual, residual_step = (None, 0) if residual is None else channels_last(residual, x.dtype)
     x, x_step = channels_last(x, x.dtype)
     out = x.new_empty((stack, *x.shape[1:]))
     mean, rstd = (x.new_empty((stack, n, how.groups), dtype=torch.float32) for _ in range(2))
-    steps = (x_step, w_step, b_step, beside_step)
+    steps = (x_step, w_step, b_step, residual_step)
     with torch.cuda.device_of(x):
-        _norm_kernel[(stack * n,)](x, weight, bias, beside, out, mean, rstd, n, *steps, how.eps, **shape)
+        _norm_kernel[(stack * n,)](x, weight, bias, residual, out, mean, rstd, n, *steps, how.eps, **shape)
     return out.permute(0, 1, 4, 2, 3), mean, rstd
 
 
@@ -267,23 +259,23 @@ def group_norm_grad(
     how: Norm,
     tiles: NormTiles | None = None,
 ) -> tuple[Tensor, ...]:
-    """g [S, n, c, h, w] by the result -> the gradients by x, in its type, and by weight and bias, float32 as they.
+    """g [S, n, c, h, w] -> the gradients of x, in its type, and of weight and bias, in float32.
 
-    made: the result itself, if there was a relu. The gradient by the residual comes last, if there was one.
+    made: the result of `group_norm`, if it ends with a ReLU. The residual's gradient comes last, if there is one.
     """
     stack, n, c = *x.shape[:2], weight.shape[1]
     shape = _norm_shape(x, how, tiles, grad=True)
     weight, w_step = contiguous_rows(weight)
     bias, b_step = contiguous_rows(bias)
     g, g_step = channels_last(g, x.dtype)
-    made = made.permute(0, 1, 3, 4, 2).contiguous() if made is not None and how.beside else None
+    made = made.permute(0, 1, 3, 4, 2).contiguous() if made is not None and how.residual else None
     x, x_step = channels_last(x, x.dtype)
-    outs = [x.new_empty((stack, *x.shape[1:])) for _ in range(1 + how.beside)]
+    outs = [x.new_empty((stack, *x.shape[1:])) for _ in range(1 + how.residual)]
     parts = x.new_empty((stack, n, 2, c), dtype=torch.float32)
-    sums = x.new_empty((2, stack, c), dtype=torch.float32)  # each as its parameter lies: see `stacked_fit`
+    sums = x.new_empty((2, stack, c), dtype=torch.float32)  # with their parameters' layout: see `stacked_fit`
     block = power_of_two(2 * c, 1, 64)
     steps = (g_step, x_step, w_step, b_step)
-    to = (outs[0], outs[1] if how.beside else None, parts)
+    to = (outs[0], outs[1] if how.residual else None, parts)
     with torch.cuda.device_of(x):
         _norm_grad_kernel[(stack * n,)](
             g, x, weight, bias, mean.contiguous(), rstd.contiguous(), made, *to, n, *steps, **shape
@@ -291,8 +283,8 @@ def group_norm_grad(
         _sum_images_kernel[(stack * cdiv(2 * c, block),)](
             parts, sums, n, stack, BLOCKS=cdiv(n, IMAGES_BLOCK), C=c, BI=IMAGES_BLOCK, BV=block
         )
-    by_x, *by_beside = (out.permute(0, 1, 4, 2, 3) for out in outs)
-    return by_x, sums[0], sums[1], *by_beside
+    by_x, *by_residual = (out.permute(0, 1, 4, 2, 3) for out in outs)
+    return by_x, sums[0], sums[1], *by_residual
 
 
 def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None, grad: bool) -> dict[str, int]:
@@ -302,5 +294,5 @@ def _norm_shape(x: Tensor, how: Norm, tiles: NormTiles | None, grad: bool) -> di
     shape = {"PIXELS": pixels, "GROUPS": how.groups, "EACH": each, "SHARED": how.shared, "BP": tiles.pixels, **wide}
     launch = {"num_warps": tiles.warps}
     if not grad and tiles.pixels >= pixels:
-        launch["maxnreg"] = 64  # it fits within; a few more, and one program of 16 warps had a core for itself
+        launch["maxnreg"] = 64  # with a few more, a program of 16 warps has a multiprocessor for itself
     return shape | {"RELU": how.relu} | launch

@@ -6,13 +6,7 @@ import torch
 from torch import Tensor
 
 from .compiler import Block, constexpr, jit, tl
-from .launch import cdiv
-from .shapes import Windows
-
-
-def pool_block(values: int) -> int:
-    """Values per program, of one image's `values`: the block that leaves fewest idle."""
-    return min((1024, 512, 256), key=lambda block: (cdiv(values, block) * block, -block))
+from .shapes import Windows, cdiv, window_constants
 
 
 @jit
@@ -34,7 +28,7 @@ def _pool_kernel(
     INSIDE: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """The largest of each window and its place in it, ky KW + kx. Ties: the first. NaN: the last, as in torch."""
+    """The maximum of each window and its place in it, ky KW + kx. Ties: the first. NaN: the last, as in torch."""
     tiles = (OUT_H * OUT_W * C + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     image = (pid // tiles).to(tl.int64)
@@ -47,7 +41,7 @@ def _pool_kernel(
     source = x + image * (H * W * C)
 
     best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
-    where = tl.full((BLOCK,), 255, dtype=tl.int32)  # 255: nothing yet; even -inf is taken then
+    where = tl.full((BLOCK,), 255, dtype=tl.int32)  # 255: none yet; then even -inf is taken
     for ky in tl.static_range(KH):
         for kx in tl.static_range(KW):
             y = top + ky
@@ -83,7 +77,7 @@ def _pool_scatter_kernel(
     PAD_X: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """out[pixel] = the sum of g over the windows that took this pixel. Each pixel asks its windows: no atomics."""
+    """out[pixel] = the sum of g over the windows that took this pixel. Each pixel visits its windows: no atomics."""
     tiles = (H * W * C + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     image = (pid // tiles).to(tl.int64)
@@ -121,6 +115,7 @@ def _pool_pick_kernel(
     C: constexpr,
     OUT_H: constexpr,
     OUT_W: constexpr,
+    KH: constexpr,
     KW: constexpr,
     STRIDE_Y: constexpr,
     STRIDE_X: constexpr,
@@ -128,7 +123,7 @@ def _pool_pick_kernel(
     PAD_X: constexpr,
     BLOCK: constexpr,
 ) -> None:
-    """out[window] = x at the place the window took before: what the scatter is the transpose of."""
+    """out[window] = x at the place that the window took: the transpose of the scatter."""
     tiles = (OUT_H * OUT_W * C + BLOCK - 1) // BLOCK
     pid = tl.program_id(0)
     image = (pid // tiles).to(tl.int64)
@@ -145,30 +140,30 @@ def _pool_pick_kernel(
 
 
 def max_pool(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
-    """x [n, c, h, w] -> the largest of each window, and uint8 which of its places that was; both [n, c, oh, ow]."""
+    """x [n, c, h, w] -> the maximum of each window, and its place in the window, uint8; both [n, c, oh, ow]."""
     n, c = x.shape[:2]
     x = x.permute(0, 2, 3, 1).contiguous()
     out = x.new_empty((n, *windows.out, c))
     index = torch.empty_like(out, dtype=torch.uint8)
     grid, shape = _pool_launch(out, windows)
     with torch.cuda.device_of(x):
-        _pool_kernel[grid](x, out, index, **shape, KH=windows.kernel[0], INSIDE=windows.padding == (0, 0))
+        _pool_kernel[grid](x, out, index, **shape, INSIDE=windows.padding == (0, 0))
     return out.permute(0, 3, 1, 2), index.permute(0, 3, 1, 2)
 
 
 def max_pool_scatter(g: Tensor, index: Tensor, windows: Windows) -> Tensor:
-    """The gradient by the input: g [n, c, oh, ow] -> [n, c, h, w]."""
+    """The gradient of the input: g [n, c, oh, ow] -> [n, c, h, w]."""
     n, c = g.shape[:2]
     g, index = g.permute(0, 2, 3, 1).contiguous(), index.permute(0, 2, 3, 1).contiguous()
     out = g.new_empty((n, *windows.size, c))
     grid, shape = _pool_launch(out, windows)
     with torch.cuda.device_of(g):
-        _pool_scatter_kernel[grid](g, index, out, **shape, KH=windows.kernel[0])
+        _pool_scatter_kernel[grid](g, index, out, **shape)
     return out.permute(0, 3, 1, 2)
 
 
 def max_pool_pick(x: Tensor, index: Tensor, windows: Windows) -> Tensor:
-    """x [n, c, h, w] at the places that an earlier pool took -> [n, c, oh, ow]."""
+    """x [n, c, h, w] at the places that `max_pool` took -> [n, c, oh, ow]."""
     n, c = x.shape[:2]
     x, index = x.permute(0, 2, 3, 1).contiguous(), index.permute(0, 2, 3, 1).contiguous()
     out = x.new_empty((n, *windows.out, c))
@@ -179,24 +174,11 @@ def max_pool_pick(x: Tensor, index: Tensor, windows: Windows) -> Tensor:
 
 
 def _pool_launch(out: Tensor, windows: Windows) -> tuple[tuple[int], dict[str, int]]:
-    """The grid over blocks of out [n, h, w, c], and what all three kernels are told."""
-    n, height, width, c = out.shape
-    values = height * width * c
-    block = pool_block(values)
-    shape = {
-        "H": windows.size[0],
-        "W": windows.size[1],
-        "C": c,
-        "OUT_H": windows.out[0],
-        "OUT_W": windows.out[1],
-        "KW": windows.kernel[1],
-        "STRIDE_Y": windows.stride[0],
-        "STRIDE_X": windows.stride[1],
-        "PAD_Y": windows.padding[0],
-        "PAD_X": windows.padding[1],
-        "BLOCK": block,
-        # Eight values to a thread: 16 bytes of bfloat16. Never one warp: Triton 3.6 on an H200 then got the gradient of
-        # a pool over 7 x 9 x 3 wrong, from the 160th value on, where two and four warps were right.
-        "num_warps": max(2, block // 256),
-    }
-    return (n * cdiv(values, block),), shape
+    """The grid over blocks of out [n, h, w, c], and the constants of all three kernels."""
+    values = out.shape[1:].numel()
+    block = min((1024, 512, 256), key=lambda block: (cdiv(values, block) * block, -block))  # leaves fewest idle
+    # Eight values per thread: 16 bytes of bfloat16. Never one warp: with it, Triton 3.6 on an H200 got the gradient of
+    # a pool over 7 x 9 x 3 wrong, from the 160th value on; with two and four warps it was right.
+    launch = {"C": out.shape[3], "BLOCK": block, "num_warps": max(2, block // 256)}
+    shape = window_constants(windows.size, windows.out, windows.kernel, windows.stride, windows.padding)
+    return (len(out) * cdiv(values, block),), shape | launch

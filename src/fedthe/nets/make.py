@@ -1,4 +1,4 @@
-"""Networks by name, and what each is trained with by default."""
+"""Networks by name, and the default settings of their training."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Moments = tuple[tuple[float, ...], tuple[float, ...]]  # means and standard devi
 
 @dataclass(frozen=True)
 class Defaults:
-    """How a network is trained where the settings do not say otherwise."""
+    """How a network is trained unless the settings say otherwise."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 5e-4
-    search_lr: float | None = None  # of FedTHE's search for e; None: that of the method
+    search_lr: float | None = None  # of FedTHE's search for e; None: the method's
 
 
-# The paper's. A network of a plugin may have its own in a class attribute `defaults`.
+# The paper's. A plugin's network may have its own in a class attribute `defaults`.
 DEFAULTS = {
     "cnn": Defaults(),
     "resnet20_gn": Defaults(momentum=0.9),
@@ -42,7 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def find_defaults(name: str) -> Defaults:
-    """Those of the paper, of the plugin, or the general ones; also for a name that no network has."""
+    """The paper's, the plugin's, or the general ones, even for an unknown name."""
     found = DEFAULTS.get(name) or getattr(NETS.get(name), "defaults", Defaults())
     if not isinstance(found, Defaults):
         raise InputError(f"the network {name} has defaults that are no fedthe.nets.make.Defaults: {quote(found)}.")
@@ -55,12 +55,12 @@ def check_net(name: str) -> None:
 
 
 def takes_width(name: str) -> bool:
-    """Whether a network can be made wider."""
+    """Whether a network has a width."""
     return "width" in getattr(NETS[name], "__dataclass_fields__", {})  # a plugin's need not be a dataclass
 
 
 def make_net(config: Config, classes: int, channels: int, size: int, moments: Moments | None = None) -> Net:
-    """With moments, the network standardizes its images."""
+    """The network of the settings; with moments, it standardizes its images."""
     check_net(config.net)
     more = {"width": config.width} if takes_width(config.net) else {}
     net = NETS[config.net](classes, channels, size, config.head_layers, **more)

@@ -53,7 +53,7 @@ def test_attention_that_is_not_covered(place):
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @everywhere
 def test_positions(dtype, place):
-    """In the tokens' type; the gradient by positions is float32. Twice derived, and within two levels of vmap."""
+    """In the tokens' type, with float32 gradients of positions; also second derivatives in two levels of vmap."""
     x, positions = draw(2, 3, 2, 5, 4, device=place).to(dtype), draw(2, 5, 4, seed=1, device=place)
 
     got = value_and_grads(stacked(vmap(add_positions, (0, None)), dtype), x, positions)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from fedthe import kernels
 from fedthe.engine.ops.conv import InputGrad
 from fedthe.engine.ops.mode import StackedOps
-from fedthe.nets.layers import conv_beside
+from fedthe.nets.layers import conv_residual
 from stacked_layers import (
     BF16,
     CONVOLUTIONS,
@@ -80,7 +80,7 @@ def test_grad_within_vmap(place):
 @pytest.mark.parametrize("case", [(1, 4, 5, 5, 6, (3, 3), (2, 2), (1, 1)), CONVOLUTIONS[5]])
 @everywhere
 def test_second_derivatives(case, place):
-    """They run through all three functions and their own gradients."""
+    """They pass through all three functions and their gradients."""
     inputs = conv_layer(case, 2, place)
     assert_close(derivatives(stacked(conv_of(case)), *inputs), derivatives(loop(conv_of(case)), *inputs), 2e-5)
 
@@ -108,21 +108,21 @@ def test_vmap_within_vmap(place):
     assert_close(both, torch.stack([torch.stack([F.conv2d(x[s, i], want[s, i]) for i in range(3)]) for s in range(2)]))
 
 
-def conv_and_past(stride):
+def conv_and_residual(stride):
     """Like a block of a residual network: x goes through a convolution, and past it."""
 
     def both(x, w):
-        y, past = conv_beside(x, w, stride=stride, padding=w.shape[-1] // 2)
-        return torch.cat([y.flatten(), (past * past).flatten()])
+        y, residual = conv_residual(x, w, stride=stride, padding=w.shape[-1] // 2)
+        return torch.cat([y.flatten(), (residual * residual).flatten()])
 
     return both
 
 
 @everywhere
 @pytest.mark.parametrize(("stride", "side"), [(1, 3), (2, 3), (2, 1)])
-def test_a_convolution_and_what_goes_past_it(stride, side, place):
+def test_a_convolution_and_its_residual(stride, side, place):
     x, w = draw(2, 2, 4, 6, 6, device=place), draw(2, 5, 4, side, side, seed=1, device=place)
-    function = conv_and_past(stride)
+    function = conv_and_residual(stride)
     check(function, x, w, alone=True)
 
     def size(x, w):
@@ -141,22 +141,22 @@ def test_a_convolution_and_what_goes_past_it(stride, side, place):
 
 
 @by_kernels
-def test_a_convolution_and_what_goes_past_it_in_bfloat16(place):
+def test_a_convolution_and_its_residual_in_bfloat16(place):
     x, w = draw(2, 2, 4, 6, 6, device=place).bfloat16(), draw(2, 5, 4, 3, 3, seed=1, device=place)
     with StackedOps(BF16):
-        y, past = vmap(lambda x, w: conv_beside(x, w, padding=1))(x, w)
-        assert y.dtype == past.dtype == BF16
-        assert torch.equal(past, x)
-    check(conv_and_past(1), x, w.bfloat16().float(), dtype=BF16, error=2e-2)
+        y, residual = vmap(lambda x, w: conv_residual(x, w, padding=1))(x, w)
+        assert y.dtype == residual.dtype == BF16
+        assert torch.equal(residual, x)
+    check(conv_and_residual(1), x, w.bfloat16().float(), dtype=BF16, error=2e-2)
 
 
 @everywhere
-def test_a_convolution_or_what_goes_past_it(place):
+def test_a_convolution_or_its_residual(place):
     x, w = draw(2, 2, 4, 6, 6, device=place), draw(2, 5, 4, 3, 3, seed=1, device=place)
     for which in (0, 1):
         leaves = [t.clone().requires_grad_() for t in (x, w)]
         with StackedOps(F32):
-            made = vmap(lambda x, w: conv_beside(x, w, padding=1))(*leaves)[which]
+            made = vmap(lambda x, w: conv_residual(x, w, padding=1))(*leaves)[which]
         by_x, by_w = torch.autograd.grad(made.sum(), leaves, allow_unused=True)
         want = value_and_grads(loop(lambda x, w: F.conv2d(x, w, padding=1)), x, w)
         assert by_x.shape == x.shape

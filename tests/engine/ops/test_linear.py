@@ -5,12 +5,11 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from fedthe.engine.ops import mode
 from fedthe.engine.ops.conv import convolve
 from fedthe.engine.ops.mode import StackedOps
 from fedthe.kernels import use_kernels
 from fedthe.kernels.shapes import FAST
-from fedthe.nets.layers import linear_add
+from fedthe.nets.layers import PLAIN, linear_add
 from stacked_layers import (
     BF16,
     F32,
@@ -54,11 +53,11 @@ def test_a_linear_layer_on_plain_vectors_is_not_rounded_to_bfloat16(shape, place
 @pytest.mark.parametrize("case", [(2, 64, 128, 128), (3, 50, 20, 10), (1, 40, 128, 1)])
 @by_kernels
 def test_a_linear_layer_on_tokens_in_bfloat16(case, place, monkeypatch):
-    monkeypatch.setitem(mode.PARTS, linear_add, None)  # with a residual, it is one kernel
+    monkeypatch.setitem(PLAIN, linear_add, None)  # with a residual, it is one kernel
     n, tokens, c, o = case
-    x, beside = (draw(2, n, tokens, d, seed=d, device=place).bfloat16() for d in (c, o))
+    x, residual = (draw(2, n, tokens, d, seed=d, device=place).bfloat16() for d in (c, o))
     w, b = draw(2, o, c, seed=1, device=place) * c**-0.5, draw(2, o, seed=2, device=place)
-    for layer, inputs in ((F.linear, (x, w)), (F.linear, (x, w, b)), (linear_add, (beside, x, w, b))):
+    for layer, inputs in ((F.linear, (x, w)), (F.linear, (x, w, b)), (linear_add, (residual, x, w, b))):
         got = check(layer, *inputs, dtype=BF16, error=1e-2, alone=True)
         assert [t.dtype for t in got] == [BF16, *(t.dtype for t in inputs)]
     for gradient in got[-2:]:  # of weight and bias
@@ -82,11 +81,11 @@ def test_linear_with_what_all_rows_share(place):
 
 @pytest.mark.parametrize("shape", [(5, 48), (70, 2, 20), (7,)])
 @everywhere
-def test_a_linear_layer_and_a_sum_at_once(shape, place):
+def test_a_linear_layer_plus_a_residual(shape, place):
     x, w, b = draw(2, *shape, device=place), draw(2, 10, shape[-1], device=place), draw(2, 10, device=place)
-    beside = draw(2, *shape[:-1], 10, seed=3, device=place)
+    residual = draw(2, *shape[:-1], 10, seed=3, device=place)
     tokens = len(shape) > 2 and use_kernels(x)
-    for inputs in ((beside, x, w, b), (beside, x, w)):
+    for inputs in ((residual, x, w, b), (residual, x, w)):
         for dtype, error in ((F32, 1e-5), (BF16, 1e-2 if tokens else 2e-3)):
             value, *gradients = check(linear_add, *inputs, dtype=dtype, error=error)
             assert value.dtype == (dtype if tokens else F32)
@@ -94,19 +93,19 @@ def test_a_linear_layer_and_a_sum_at_once(shape, place):
 
 
 @everywhere
-def test_a_linear_layer_and_a_sum_with_what_all_rows_share(place):
-    x, w, beside = draw(2, 5, 6, device=place), draw(4, 6, seed=1, device=place), draw(5, 4, seed=2, device=place)
+def test_a_linear_layer_plus_a_residual_with_what_all_rows_share(place):
+    x, w, residual = draw(2, 5, 6, device=place), draw(4, 6, seed=1, device=place), draw(5, 4, seed=2, device=place)
     with StackedOps(F32):
-        shared = vmap(linear_add, (None, 0, None))(beside, x, w)
-        apart = vmap(linear_add, (0, 0, None))(torch.stack([beside, 2 * beside]), x, w)
-        sums = vmap(linear_add, (0, None, None))(torch.stack([beside, 2 * beside]), x[0], w)
-        fewer = linear_add(beside[:1], x[0], w)  # not covered
-        low = linear_add(beside.bfloat16(), x[0], w)
-    assert_close(shared, beside + x @ w.T)
-    assert_close(apart, torch.stack([beside, 2 * beside]) + x @ w.T)
-    assert_close(sums, torch.stack([beside, 2 * beside]) + x[0] @ w.T)
-    assert_close(fewer, beside[:1] + x[0] @ w.T)
-    assert_close(low, beside.bfloat16() + x[0] @ w.T)
+        shared = vmap(linear_add, (None, 0, None))(residual, x, w)
+        apart = vmap(linear_add, (0, 0, None))(torch.stack([residual, 2 * residual]), x, w)
+        sums = vmap(linear_add, (0, None, None))(torch.stack([residual, 2 * residual]), x[0], w)
+        fewer = linear_add(residual[:1], x[0], w)  # not covered
+        low = linear_add(residual.bfloat16(), x[0], w)
+    assert_close(shared, residual + x @ w.T)
+    assert_close(apart, torch.stack([residual, 2 * residual]) + x @ w.T)
+    assert_close(sums, torch.stack([residual, 2 * residual]) + x[0] @ w.T)
+    assert_close(fewer, residual[:1] + x[0] @ w.T)
+    assert_close(low, residual.bfloat16() + x[0] @ w.T)
 
 
 @everywhere

@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedthe import tree
-from fedthe.engine.ops.layout import empty_rows
 from fedthe.engine.ops.mode import StackedOps
+from fedthe.engine.ops.stacked import empty_rows
 from fedthe.nets import CCT4, ResNet20GN
 from stacked_layers import BF16, F32, assert_close, by_kernels, check, draw, everywhere
 
@@ -74,7 +74,7 @@ def test_a_small_net_end_to_end(place):
 
 
 def two_starts(net, device):
-    """Of two clients, as a program holds them."""
+    """The parameters of two clients, stacked as a program holds them."""
     starts = [tree.flatten(net.init(seed)) for seed in (0, 1)]
     rows = {name: torch.stack([start[name] for start in starts]).to(device) for name in starts[0]}
     return {name: empty_rows(leaf.shape, leaf).copy_(leaf).requires_grad_() for name, leaf in rows.items()}
@@ -98,7 +98,7 @@ def test_a_net_end_to_end(make, place):
 
 
 class Casts(TorchDispatchMode):
-    """Counts the casts of tensors of that many values from one type to another."""
+    """Counts casts to another type of tensors with that many values."""
 
     def __init__(self, values):
         super().__init__()
@@ -114,7 +114,7 @@ class Casts(TorchDispatchMode):
 
 @by_kernels
 def test_tokens_are_bfloat16_throughout(place):
-    """Against plain float32, which the test above finds to be the mode's, too."""
+    """Against plain float32, with which the mode agrees by the test above."""
     net = CCT4(3, size=8)
     params = two_starts(net, place)
     x, y = draw(2, 3, 3, 8, 8, device=place), torch.tensor([[1, 0, 2], [0, 2, 2]], device=place)

@@ -106,7 +106,7 @@ def test_second_derivatives_of_group_norm(place):
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @everywhere
 def test_a_step_through_the_gradient_of_a_step(dtype, place):
-    """As in Per-FedAvg: grad of grad within vmap, through a convolution, a norm and a relu."""
+    """As in Per-FedAvg: grad of grad within vmap, through a convolution, a norm and a ReLU."""
     x, w = draw(2, 2, 4, 5, 5, device=place), draw(2, 4, 4, 3, 3, seed=1, device=place) * 0.3
     scale, offset = draw(2, 4, seed=2, device=place), draw(2, 4, seed=3, device=place)
 
@@ -166,7 +166,7 @@ def norm_relu_layer(case, adds, device, dtype=F32):
 
 
 def norm_relu_of(case):
-    return lambda x, weight, bias, beside=None: norm_relu(x, case[4], weight, bias, beside, eps=1e-3)
+    return lambda x, weight, bias, residual=None: norm_relu(x, case[4], weight, bias, residual, eps=1e-3)
 
 
 @pytest.mark.parametrize("adds", [False, True])
@@ -193,15 +193,15 @@ def test_second_derivatives_of_norm_and_relu(adds, place):
 
 @everywhere
 def test_norm_and_relu_that_is_not_covered(place):
-    """Left to its parts, within the mode: types that differ meet in float32."""
-    x, weight, bias, beside = norm_relu_layer(NORMS[0], True, place)
+    """Runs as its parts, within the mode: mixed types become float32."""
+    x, weight, bias, residual = norm_relu_layer(NORMS[0], True, place)
     with StackedOps(BF16):
-        mixed = vmap(lambda *row: norm_relu(row[0], 2, *row[1:]))(x.bfloat16(), weight, bias, beside)
-        wide = norm_relu(x[0], 2, weight[0], bias[0], beside[0, :1])
+        mixed = vmap(lambda *row: norm_relu(row[0], 2, *row[1:]))(x.bfloat16(), weight, bias, residual)
+        wide = norm_relu(x[0], 2, weight[0], bias[0], residual[0, :1])
         single = norm_relu(x[0, :, :, 0, 0], 2, weight[0], bias[0])
     assert mixed.dtype == F32
-    assert_close(mixed, torch.stack([norm_relu(x[s], 2, weight[s], bias[s], beside[s]) for s in range(2)]), 2e-2)
-    assert_close(wide, norm_relu(x[0], 2, weight[0], bias[0], beside[0, :1]))
+    assert_close(mixed, torch.stack([norm_relu(x[s], 2, weight[s], bias[s], residual[s]) for s in range(2)]), 2e-2)
+    assert_close(wide, norm_relu(x[0], 2, weight[0], bias[0], residual[0, :1]))
     assert_close(single, norm_relu(x[0, :, :, 0, 0], 2, weight[0], bias[0]))
 
 

@@ -23,7 +23,7 @@ def pool_of(case):
 @pytest.mark.parametrize("case", POOLS)
 @everywhere
 def test_pooling_is_torchs(case, dtype, place):
-    """Of few different values: with many ties, and NaN and infinities among them."""
+    """On few distinct values, so with many ties, and with NaN and infinities."""
     x = draw(2, *case[:4], device=place).mul(2).round().to(dtype)
     x.view(-1)[::17] = float("nan")
     x.view(-1)[5::19] = float("-inf")

@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from fedthe.study.figures.heads import WEIGHTS
 from PIL import Image
 
 from fedthe import tree
@@ -18,8 +17,9 @@ from fedthe.engine.loop import Loop
 from fedthe.errors import Failed, InputError
 from fedthe.experiment.run import run
 from fedthe.experiment.training import deploy_all
-from fedthe.study.figures import FIGURES, draw_figure, find_figure, heads, measure_figure, probing
+from fedthe.study.figures import FIGURES, draw_figure, features, find_figure, measure_figure, probing
 from fedthe.study.figures.curves import compare_speed, pick_rounds
+from fedthe.study.figures.interpolation import WEIGHTS
 from fedthe.types import scale
 from helpers import count_loads
 
@@ -304,8 +304,8 @@ def test_features_follow_the_recurrence(small):
 
 
 def test_few_features_are_spread_over_the_stream(small, monkeypatch):
-    monkeypatch.setattr(heads, "FEW_SAMPLES", 3)
-    monkeypatch.setattr(heads, "FEW_CLIENTS", 2)
+    monkeypatch.setattr(features, "FEW_SAMPLES", 3)
+    monkeypatch.setattr(features, "FEW_CLIENTS", 2)
     few, all_ = measure_figure("features", **small.settings)["data"], small.measure("features")["data"]
     assert len(set(few["client"])) == 2
     assert few["with"][:3] == [all_["with"][0], all_["with"][6], all_["with"][11]]

@@ -1,4 +1,4 @@
-"""Positions of tokens, and attention, on a GPU only. Attention has no weights: clients are more images."""
+"""Positions of tokens, and attention, on a GPU only. Attention has no weights: clients just add images."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch.autograd import Function
 
 from ...kernels import use_kernels
 from ...kernels.shapes import Attention
-from ...nets.layers import attend_plainly
-from .layout import TYPES
-from .lift import Stacked, run
+from ...nets import layers
+from .stacked import TYPES, Stacked, run
 
 ATTEND_MOST = 64  # tokens, and values of a head, that a kernel holds at once
 
@@ -20,7 +19,7 @@ ATTEND_MOST = 64  # tokens, and values of a head, that a kernel holds at once
 class AddPositions(Function):
     """Tokens x [n, tokens, d] plus float32 positions [tokens, d], in x's type
 
-    Torch's own sum would be float32, or else round the gradient by the positions.
+    Torch's own sum would be float32, or would round the gradient of the positions.
     """
 
     generate_vmap_rule = True
@@ -55,7 +54,7 @@ class Attend(Stacked):
 
 
 class AttendGrad(Stacked):
-    """g [n, tokens, heads width] by the result of `Attend`, and its qkv -> the gradient by that"""
+    """The gradient of `Attend`: g [n, tokens, heads width], qkv -> shape of qkv"""
 
     saved = (0, 1)
 
@@ -67,10 +66,11 @@ class AttendGrad(Stacked):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        """In plain torch, as few methods need it."""
+        """In plain torch: few methods need it."""
+        plainly = layers.PLAIN[layers.attend]
 
         def grads(g: Tensor, qkv: Tensor) -> Tensor:
-            back: Any = torch.func.vjp(lambda qkv: attend_plainly(qkv.float(), ctx.how.heads), qkv)[1]
+            back: Any = torch.func.vjp(lambda qkv: plainly(qkv.float(), ctx.how.heads), qkv)[1]
             return back(g.float())[0]  # type: ignore[no-any-return]
 
         back: Any = torch.func.vjp(grads, *ctx.saved_tensors)[1]

@@ -1,4 +1,4 @@
-"""The mode that sends calls of torch's layers to stacked operations, and keeps bfloat16 and float32 apart."""
+"""The mode that dispatches calls of torch's layers to stacked operations, and keeps bfloat16 and float32 apart."""
 
 from __future__ import annotations
 
@@ -11,37 +11,28 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...nets import layers
-from . import attention, conv, linear, norm, pool
-from .layout import TYPES
+from . import attention, conv, norm, pool
+from .stacked import TYPES
 
 Call = Callable[..., Any]
 
-# An operation takes the mode's type first. It answers NotImplemented to what it does not cover: torch does that ...
+# An operation takes the mode's type first. It returns NotImplemented for what it does not cover: plain torch does that.
 OURS: dict[Call, Call] = {
-    torch.conv2d: conv.conv2d,
-    F.conv2d: conv.conv2d,
+    F.conv2d: conv.conv2d,  # the same as torch.conv2d
     torch.max_pool2d: pool.max_pool2d,
     F.max_pool2d: pool.max_pool2d,
     torch.group_norm: norm.group_norm,
     F.group_norm: norm.group_norm,
     torch.layer_norm: norm.layer_norm,
     F.layer_norm: norm.layer_norm,
-    layers.conv_beside: conv.conv_beside,
+    layers.conv_residual: conv.conv_residual,
     layers.norm_relu: norm.norm_relu,
     layers.add_positions: attention.add_positions,
     layers.attend: attention.attend,
 }
-LINEAR: dict[Call, Call] = {F.linear: linear.linear, layers.linear_add: linear.linear_add}
-# ... or, of our networks' own layers, their parts.
-PARTS: dict[Call, Call] = {
-    layers.conv_beside: layers.conv_beside_plainly,
-    layers.norm_relu: layers.norm_relu_plainly,
-    layers.add_positions: layers.add_positions_plainly,
-    layers.linear_add: layers.linear_add_plainly,
-    layers.attend: layers.attend_plainly,
-}
+LINEAR: dict[Call, Call] = {F.linear: conv.linear, layers.linear_add: conv.linear_add}
 SUMS = {torch.sum, torch.mean, Tensor.sum, Tensor.mean}
-# On the CPU these ask vmap about channels-last memory, which it cannot say; on a GPU they make the copy themselves.
+# On the CPU these ask about channels-last memory, which vmap cannot answer; on a GPU they copy anyway.
 PLAIN_ORDER = {F.group_norm, torch.group_norm}
 KEEP_TYPES = {"grad", "backward", "to", "__setitem__", "__set__", "can_cast", "promote_types", "result_type"}
 KEEP_TYPES |= {
@@ -50,11 +41,11 @@ KEEP_TYPES |= {
 
 
 class StackedOps(TorchFunctionMode):
-    """Within it, the layers named in `OURS` and `LINEAR` are ours. `dtype`: bfloat16 or float32, of images and tokens.
+    """Runs the layers in `OURS` and `LINEAR` as stacked operations. `dtype` of images and tokens: bfloat16 or float32.
 
-    bfloat16 lives from a convolution to the first function that meets float32 or adds up: there it is cast up. With
-    `own_linear` a linear layer on a GPU runs in our kernel: its bits then do not depend on how many are stacked, as
-    those of a batched product by cuBLAS may.
+    bfloat16 lasts from a convolution to the first function that mixes it with float32 or sums it up; there it is cast
+    to float32. With `own_linear`, linear layers on a GPU run in our kernel: their bits then do not depend on the size
+    of the stack, as those of cuBLAS's batched products may.
     """
 
     def __init__(self, dtype: torch.dtype, own_linear: bool = True) -> None:
@@ -72,9 +63,9 @@ class StackedOps(TorchFunctionMode):
             answer = self.ours[func](self.dtype, *args, **kwargs)
             if answer is not NotImplemented:
                 return answer
-        if func in PARTS:
-            with self:  # off in here, but it has more to say about each part
-                return PARTS[func](*args, **kwargs)
+        if func in layers.PLAIN:
+            with self:  # torch switched it off, but it handles the parts, too
+                return layers.PLAIN[func](*args, **kwargs)
         kinds = _kinds([*args, *kwargs.values()])
         if torch.bfloat16 in kinds and torch.float32 in kinds and not _keeps_types(func):
             args, kwargs = _widen(args), {name: _widen(value) for name, value in kwargs.items()}
@@ -86,7 +77,7 @@ class StackedOps(TorchFunctionMode):
 
 
 def _kinds(values: list[Any]) -> set[torch.dtype]:
-    """The types of the tensors among the values and in lists of them, no deeper."""
+    """The types of tensors among the values and in lists of them, no deeper."""
     kinds = set()
     for value in values:
         if isinstance(value, Tensor):
@@ -105,7 +96,7 @@ def _widen(value: Any) -> Any:
 
 
 def _keeps_types(func: Call) -> bool:
-    """Of functions that write into an argument, ask for it by identity, or only look at another's type or shape."""
+    """True for functions that write into an argument, need its identity, or read only another's type or shape."""
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in KEEP_TYPES or name.endswith(("_as", "_like")) or name.startswith("_foreach")

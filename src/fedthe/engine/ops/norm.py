@@ -11,23 +11,22 @@ from torch import Tensor
 
 from ...kernels import use_kernels
 from ...kernels.shapes import Norm
-from .layout import TYPES, type_of_result
-from .lift import Stacked, run
+from .stacked import TYPES, Stacked, run, type_of_result
 
-LAYER_BLOCK = 8192  # values of rows that a kernel normalises at once
+LAYER_BLOCK = 8192  # values that a kernel normalizes at once
 
 
 class GroupNorm(Stacked):
     """x [S, n, c, h, w], weight and bias float32 [S, c] -> y like x; and mean and 1 / standard deviation [S, n, groups]
 
-    Where groups share their weights, weight and bias are [S, c / groups]. A residual `beside` is like x, or None.
+    If groups share their weights, weight and bias are [S, c / groups]. A residual is like x, or None.
     """
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor, beside: Tensor | None, how: Norm) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, how: Norm) -> tuple[Tensor, ...]:
         from ...kernels.norm import group_norm
 
-        return group_norm(x, weight, bias, beside, how)
+        return group_norm(x, weight, bias, residual, how)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -46,9 +45,9 @@ class GroupNorm(Stacked):
 
 
 class GroupNormGrad(Stacked):
-    """g by the result of `GroupNorm`, its inputs and results -> the gradients by x, weight and bias
+    """g, the inputs and results of `GroupNorm` -> the gradients of x, weight and bias
 
-    made: the result of a relu after the norm, or None. The gradient by the residual comes last, if there was one.
+    made: the result, if it ends with a ReLU, or None. The residual's gradient comes last, if there is one.
     """
 
     saved = (0, 1, 2, 6)
@@ -63,7 +62,7 @@ class GroupNormGrad(Stacked):
 
     @staticmethod
     def backward(ctx: Any, *v: Tensor) -> tuple[Tensor | None, ...]:
-        """In plain torch, as few methods need it; mean and standard deviation are functions of x here."""
+        """In plain torch: few methods need it. Mean and standard deviation are functions of x here."""
         *inputs, made = ctx.saved_tensors
         back: Any = torch.func.vjp(lambda g, x, weight: _group_norm_grads(g, x, weight, made, ctx.how), *inputs)[1]
         return *back(v), None, None, None, None, None
@@ -74,14 +73,14 @@ def _group_norm_grads(g: Tensor, x: Tensor, weight: Tensor, made: Tensor | None,
     split, dims = (how.groups, -1), (3, 4, 5)  # of [S, n, groups, c / groups, h, w]
     g = g if made is None else torch.where(made <= 0, 0, g)
     gradient, value = (t.float().unflatten(2, split) for t in (g, x))
-    apart = value - value.mean(dims, keepdim=True)
-    scale = (apart.square().mean(dims, keepdim=True) + how.eps).rsqrt()
-    hat = apart * scale
+    centered = value - value.mean(dims, keepdim=True)
+    scale = (centered.square().mean(dims, keepdim=True) + how.eps).rsqrt()
+    hat = centered * scale
     u = gradient * weight.unflatten(1, (1 if how.shared else how.groups, -1))[:, None, :, :, None, None]
     by_x = scale * (u - u.mean(dims, keepdim=True) - hat * (u * hat).mean(dims, keepdim=True))
     over = (1, 2, 4, 5) if how.shared else (1, 4, 5)
     by_weight, by_bias = (t.sum(over).flatten(1) for t in (gradient * hat, gradient))
-    return by_x.flatten(2, 3).to(x.dtype), by_weight, by_bias, *([g.to(x.dtype)] if how.beside else [])
+    return by_x.flatten(2, 3).to(x.dtype), by_weight, by_bias, *([g.to(x.dtype)] if how.residual else [])
 
 
 def group_norm(
@@ -93,7 +92,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Any:
-    """In the input's type, with float32 within."""
+    """In the input's type, computed in float32."""
     return _norm_images(input, weight, bias, None, Norm(num_groups, eps))
 
 
@@ -103,19 +102,19 @@ def norm_relu(
     groups: int,
     weight: Tensor,
     bias: Tensor,
-    beside: Tensor | None = None,
+    residual: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    if beside is not None and (beside.shape != x.shape or beside.dtype != x.dtype):
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         return NotImplemented
-    return _norm_images(x, weight, bias, beside, Norm(groups, eps, beside=beside is not None, relu=True))
+    return _norm_images(x, weight, bias, residual, Norm(groups, eps, residual=residual is not None, relu=True))
 
 
-def _norm_images(x: Tensor, weight: Tensor | None, bias: Tensor | None, beside: Tensor | None, how: Norm) -> Any:
+def _norm_images(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, how: Norm) -> Any:
     covered = use_kernels(x) and x.ndim == 4 and 0 not in x.shape and x.dtype in TYPES
     if not covered or how.groups < 1 or x.shape[1] % how.groups or x.numel() == how.groups:
         return NotImplemented
-    return _norm(x, weight, bias, beside, x.shape[1], how)
+    return _norm(x, weight, bias, residual, x.shape[1], how)
 
 
 def layer_norm(
@@ -127,7 +126,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Any:
-    """With float32 within. Rows are groups of an image with one pixel, as many as make a good block."""
+    """Computed in float32. Rows are groups of images with one pixel, as many as make a good block."""
     covered = use_kernels(input) and input.ndim > 1 and 0 not in input.shape and input.dtype in TYPES
     width = input.shape[-1] if input.ndim else 0
     if not covered or tuple(normalized_shape) != (width,) or width > LAYER_BLOCK:
@@ -139,10 +138,10 @@ def layer_norm(
     return y if y is NotImplemented else y.reshape(input.shape)
 
 
-def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, beside: Tensor | None, width: int, how: Norm) -> Any:
+def _norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, width: int, how: Norm) -> Any:
     if any(t is not None and (t.shape != (width,) or t.dtype not in TYPES) for t in (weight, bias)):
         return NotImplemented
     weight = torch.ones(width, device=x.device) if weight is None else weight.float()
     bias = torch.zeros(width, device=x.device) if bias is None else bias.float()
-    beside = beside if beside is None else beside[None]
-    return run(GroupNorm, x[None], weight[None], bias[None], beside, how)[0].squeeze(0)
+    residual = residual if residual is None else residual[None]
+    return run(GroupNorm, x[None], weight[None], bias[None], residual, how)[0].squeeze(0)

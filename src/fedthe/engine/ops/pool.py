@@ -1,4 +1,4 @@
-"""Max-pooling, on a GPU only: on the CPU, torch's own has all it takes."""
+"""Max-pooling, on a GPU only: on the CPU, torch's own does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor
 
 from ...kernels import use_kernels
 from ...kernels.shapes import Windows, pair
-from .layout import TYPES
-from .lift import Stacked, run
+from .stacked import TYPES, Stacked, run
 
 
 class MaxPool(Stacked):
-    """x [n, c, h, w] -> the largest of each window, and uint8 which place of the window that was: [n, c, oh, ow]"""
+    """x [n, c, h, w] -> the maximum of each window, and its place in the window, uint8; both [n, c, oh, ow]"""
 
     @staticmethod
     def forward(x: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
@@ -37,7 +36,7 @@ class MaxPool(Stacked):
 
 
 class PoolScatter(Stacked):
-    """g [n, c, oh, ow] and which places were taken -> [n, c, h, w]: the gradient of `MaxPool`, and of `PoolPick`"""
+    """g [n, c, oh, ow] and the places taken -> [n, c, h, w]: the gradient of `MaxPool` and of `PoolPick`"""
 
     saved = (1,)
 
@@ -53,7 +52,7 @@ class PoolScatter(Stacked):
 
 
 class PoolPick(Stacked):
-    """x [n, c, h, w] at the places that were taken -> [n, c, oh, ow]"""
+    """x [n, c, h, w] at the places taken -> [n, c, oh, ow]"""
 
     saved = (1,)
 
@@ -85,7 +84,7 @@ def max_pool2d(
     stride = kernel if stride is None or stride == [] or stride == () else pair(stride)
     windows = Windows(kernel, stride, padding, pair(input.shape[-2:]))
     wide = any(2 * padding[i] > kernel[i] for i in (0, 1))
-    if wide or min(windows.out) < 1 or kernel[0] * kernel[1] > 255:  # torch's to refuse; more than a uint8 can tell
+    if wide or min(windows.out) < 1 or kernel[0] * kernel[1] > 255:  # torch refuses; more places than a uint8 holds
         return NotImplemented
     y, _ = run(MaxPool, input[None] if input.ndim == 3 else input, windows)
     return y.squeeze(0) if input.ndim == 3 else y

@@ -1,14 +1,35 @@
-"""Functions of stacked tensors under `vmap`: a new axis adds to the stack."""
+"""Stacks of tensors: types, memory layout, and functions of stacks under `vmap`, where a new axis adds to the stack."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from ...kernels import use_kernels
-from .layout import channels_last
+
+TYPES = (torch.bfloat16, torch.float32)  # that the operations take
+
+
+def type_of_result(dtype: torch.dtype, x: Tensor) -> torch.dtype:
+    """The type of a layer's result: `dtype` for tokens x [n, tokens, d], float32 for vectors, since logits are such."""
+    return dtype if x.ndim > 2 else torch.float32
+
+
+def channels_last(t: Tensor) -> Tensor:
+    """[S, n, c, h, w] as memory [S, n, h, w, c]; copies only other layouts."""
+    return t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def empty_rows(shape: Sequence[int], like: Tensor) -> Tensor:
+    """An empty stack of parameters, with weights of convolutions in the layout that kernels read."""
+    if len(shape) != 5:
+        return like.new_empty(shape)
+    s, o, c, h, w = shape
+    return like.new_empty((s, o, h, w, c)).permute(0, 1, 4, 2, 3)
 
 
 def run(function: type[Function], *inputs: Any) -> Any:
@@ -16,9 +37,9 @@ def run(function: type[Function], *inputs: Any) -> Any:
 
 
 class Stacked(Function):
-    """The new axis and the stack that is there already become one stack. The last input is no tensor: it tells how.
+    """The new axis and the stack become one stack. The last input holds options, no tensor.
 
-    Where some inputs are `images` and all the others, weights, are shared, the new axis is more images instead.
+    If some inputs are `images` and all others (the weights) are shared, the new axis adds to the images instead.
     """
 
     images: tuple[int, ...] = ()
@@ -47,12 +68,14 @@ class Stacked(Function):
 
 
 def _fold(t: Tensor, dim: int | None, size: int) -> Tensor:
-    t = t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-    t = t.flatten(0, 1)
-    # In this order of memory already here, not only in the kernel: what is saved for the backward is then the copy.
+    t = _to_front(t, dim, size).flatten(0, 1)
+    # Not left to the kernel: the copy in this layout is then what is saved for the backward.
     return channels_last(t) if t.ndim == 5 and dim is not None and use_kernels(t) else t
 
 
 def _append(t: Tensor, dim: int | None, size: int) -> Tensor:
-    t = t[None].expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-    return t.transpose(0, 1).flatten(1, 2)
+    return _to_front(t, dim, size).transpose(0, 1).flatten(1, 2)
+
+
+def _to_front(t: Tensor, dim: int | None, size: int) -> Tensor:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
