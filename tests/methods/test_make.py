@@ -7,9 +7,9 @@ import pytest
 from fedthe.config import Config, make_config
 from fedthe.errors import InputError
 from fedthe.methods import METHODS
-from fedthe.methods.base import Method
-from fedthe.methods.fedthe import FedTHE
-from fedthe.methods.make import check_methods, make_methods, set_hyper
+from fedthe.methods.base import Personal, Rounds
+from fedthe.methods.compose import arrange
+from fedthe.methods.make import find_parts, list_hyper, make_methods, set_hyper
 from fedthe.nets import NETS
 from fedthe.nets.cnn import CNN
 
@@ -39,19 +39,30 @@ from fedthe.nets.cnn import CNN
 )
 def test_a_hyperparameter_out_of_range_is_refused_when_it_is_set(name, key, value):
     with pytest.raises(InputError, match=key):
-        set_hyper(METHODS[name](CNN(3, size=16)), {key: value}, name)
+        set_hyper(arrange(METHODS[name]), {key: value}, name)
 
 
 def test_the_tuning_of_fedthe_plus_can_be_set():
-    method = METHODS["fedthe_plus"](CNN(3, size=16))
+    method = arrange(METHODS["fedthe_plus"])
     changed = set_hyper(method, {"then.lr": 0.001, "then.steps": 1}, "fedthe_plus")
     assert (changed.predictor.then.lr, changed.predictor.then.steps) == (0.001, 1)
     assert changed.predictor.search == method.predictor.search
 
 
 def test_hyperparameters_reach_the_parts_of_a_predictor():
-    method = set_hyper(FedTHE(CNN(3, size=16)), {"alpha": 0.4, "steps": 5, "balanced": False}, "fedthe")
-    assert (method.predictor.alpha, method.predictor.search.steps, method.balanced) == (0.4, 5, False)
+    parts = set_hyper(arrange(METHODS["fedthe"]), {"alpha": 0.4, "steps": 5, "balanced": False}, "fedthe")
+    assert (parts.predictor.alpha, parts.predictor.search.steps, parts.rounds.balanced) == (0.4, 5, False)
+
+
+@dataclass(frozen=True)
+class Both(Rounds, Personal):
+    pull: float = 1.0
+
+
+def test_a_part_that_is_rounds_and_personal_is_set_once():
+    parts = set_hyper(arrange(Both), {"pull": 0.5}, "both")
+    assert parts.rounds == parts.personal == Both(0.5)
+    assert {path.rsplit(".")[-1] for path in list_hyper(parts)} == {"pull"}
 
 
 @pytest.mark.parametrize(("net", "rate"), [("cnn", 0.1), ("cct4", 0.01)])
@@ -77,36 +88,13 @@ class Grey(CNN):
 def test_no_network_is_made_before_its_shapes_are_known(monkeypatch):
     monkeypatch.setitem(NETS, "grey", Grey)
     config = make_config({"net": "grey", "methods": ["fedthe", "t3a"]})
-    check_methods(config)
+    find_parts(config)
     assert make_methods(config, 10, 1, 28)["t3a"].net == Grey(10, 1, 28)
     for settings, says in (
         ({"methods": ["fedthee"]}, "did you mean fedthe"),
         ({"hyper": {"ditto": {"lam": -1.0}}}, "lam"),
-        ({"head_layers": 2}, "t3a needs a head of one linear layer"),
     ):
         with pytest.raises(InputError, match=says):
-            check_methods(make_config(config.as_dict() | settings))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda net: FedTHE(replace(net, classes=7)), lambda net: set_hyper(FedTHE(net), {"alpha": 1 / net.size}, "")],
-)
-def test_a_method_that_needs_the_shapes_is_checked_with_them(make, monkeypatch):
-    monkeypatch.setitem(METHODS, "mine", make)
-    config = make_config({"methods": ["mine"], "hyper": {"mine": {"alhpa": 0.1}}})
-    check_methods(config)
-    with pytest.raises(InputError, match="did you mean alpha"):
-        make_methods(config, 10, 3, 32)
-
-
-def test_a_method_for_one_network_alone_is_checked_with_that_class(monkeypatch):
-    def make(net):
-        if not isinstance(net, CNN):
-            raise InputError("mine needs the cnn.")
-        return Method(net)
-
-    monkeypatch.setitem(METHODS, "mine", make)
-    check_methods(make_config({"methods": ["mine"]}))
-    with pytest.raises(InputError, match="mine needs the cnn"):
-        check_methods(make_config({"methods": ["mine"], "net": "cct4"}))
+            find_parts(make_config(config.as_dict() | settings))
+    with pytest.raises(InputError, match="t3a needs a head of one linear layer"):
+        make_methods(replace(config, head_layers=2), 10, 1, 28)
