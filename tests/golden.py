@@ -47,7 +47,7 @@ def measure() -> dict[str, object]:
         losses = {}
         for key, training in results.trainings.items():
             reached = records.load_progress(Path(folder) / "trainings" / f"{key}.safetensors")
-            losses |= dict.fromkeys(training["methods"], reached.losses[-1])
+            losses |= dict.fromkeys(training["methods"], reached.server.losses[-1])
         weights: dict[str, dict[str, float]] = {}
         for path in sorted(Path(folder, "samples").glob("*.npz")):
             with np.load(path, allow_pickle=False) as columns:

@@ -267,7 +267,7 @@ class Counting(Predictor):
         return Answers(mean[None], {"before": state["seen"][None], "two before": state["one before"][None]}), after
 
 
-def test_a_predictor_of_ones_own_is_walked_in_order():
+def test_a_predictor_of_ones_own_is_scanned_in_order():
     method, run = compose(NET, Counting()), run_of()
     deployed = deploy_some(method, run, SETTINGS, start(method, CLIENTS, 0), Loop(), range(CLIENTS))
     answers = [engine.answer(method, deployed, list(run.shards), questions()) for engine in (Loop(), Stack())]
@@ -556,17 +556,17 @@ def test_one_tuner_serves_streams_of_all_lengths_and_numbers(monkeypatch):
 
 
 @pytest.mark.parametrize(("lengths", "steps"), [((60, 80, 100, 120, 140, 160), 160), ((5, 4, 5, 4, 3, 2), 5)])
-def test_streams_of_about_the_same_length_are_one_walk_no_longer_than_the_longest(lengths, steps, monkeypatch):
-    walked, call = Counter(), stacked_answers.Walker.__call__
+def test_streams_of_about_the_same_length_are_one_scan_no_longer_than_the_longest(lengths, steps, monkeypatch):
+    scanned, call = Counter(), stacked_answers.Scanner.__call__
 
     def counted(self, columns):
-        walked[len(columns[0])] += 1
+        scanned[len(columns[0])] += 1
         return call(self, columns)
 
-    monkeypatch.setattr(stacked_answers.Walker, "__call__", counted)
+    monkeypatch.setattr(stacked_answers.Scanner, "__call__", counted)
     answers = answer_streams(Stack(), Counting(), *lengths)
     assert [each.info["before"].tolist() for each in answers] == [list(range(n)) for n in lengths]
-    assert walked == {6: steps, 1: 1}  # one stream: to see how much memory it takes
+    assert scanned == {6: steps, 1: 1}  # one stream: to see how much memory it takes
 
 
 @dataclass(frozen=True)
@@ -698,20 +698,20 @@ def test_windows_are_answered_as_in_the_loop_in_any_chunks(predictor):
             assert all(np.array_equal(a.info[name], b.info[name]) for name in a.info)
 
 
-def watch_walkers(monkeypatch):
-    """The streams and samples of every walker, by whether it was only tried out."""
-    tried, kept, build = [], [], stacked_answers.Walker.__init__
+def watch_scanners(monkeypatch):
+    """The streams and samples of every scanner, by whether it was only tried out."""
+    tried, kept, build = [], [], stacked_answers.Scanner.__init__
 
     def made(self, step, mine, state, columns, seen, programs):
         (kept if programs.captures else tried).append(tuple(columns[0].shape[:2]))
         build(self, step, mine, state, columns, seen, programs)
 
-    monkeypatch.setattr(stacked_answers.Walker, "__init__", made)
+    monkeypatch.setattr(stacked_answers.Scanner, "__init__", made)
     return tried, kept
 
 
 def test_a_whole_window_is_tried_to_see_how_much_memory_it_takes(monkeypatch):
-    tried, kept = watch_walkers(monkeypatch)
+    tried, kept = watch_scanners(monkeypatch)
     answer_streams(Stack(), Windowed(4, sees=2), 10, 10, 10)
     assert tried == [(1, 4)]
     assert kept == [(3, 4), (3, 2)]
@@ -720,11 +720,11 @@ def test_a_whole_window_is_tried_to_see_how_much_memory_it_takes(monkeypatch):
     assert tried == [(1, 3)]
 
 
-def test_streams_of_one_length_share_their_walkers(monkeypatch):
+def test_streams_of_one_length_share_their_scanners(monkeypatch):
     """Where programs are kept, as on a GPU."""
-    _, kept = watch_walkers(monkeypatch)
+    _, kept = watch_scanners(monkeypatch)
     engine = Stack()
-    engine._workshop._walkers._most = 8
+    engine._workshop._scanners._most = 8
     for _ in range(2):
         answer_streams(engine, Windowed(4), 10, 6, 10, 6)
     assert kept == [(2, 4), (2, 2)]
@@ -733,7 +733,9 @@ def test_streams_of_one_length_share_their_walkers(monkeypatch):
 def test_a_window_on_a_device_needs_no_tensor_from_the_host_to_find_its_views(monkeypatch):
     """Which a GPU's graph cannot take. The meta device stands for a GPU."""
     asked = []
-    monkeypatch.setattr(Windowed, "answer", lambda self, method, mine, state, samples: asked.append(samples))
+    monkeypatch.setattr(
+        Windowed, "answer", lambda self, method, mine, state, samples: (asked.append(samples) or Answers(samples.x), {})
+    )
     views = torch.empty(4, 1, 2, 3, 16, 16, device="meta")
     Windowed(4, sees=2).answer_given(compose(NET, FedAvg()), {}, {}, views, torch.empty(4, 3, 16, 16, device="meta"))
     monkeypatch.setattr(torch.Tensor, "to", None)

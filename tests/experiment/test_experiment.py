@@ -238,7 +238,7 @@ def test_a_round_to_keep_takes_the_place_of_a_training_that_was_stopped_before_i
     records.copy_progress(path, stopped)
     fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 5, "keep": [2, 4]})
     assert [records.read_round(each) for each in sorted(folder.glob("*.safetensors"))] == [2, 4, 5]
-    assert len(records.load_progress(stopped).losses) == 4
+    assert len(records.load_progress(stopped).server.losses) == 4
 
 
 def test_standardized_images_are_another_training(data, tmp_path):

@@ -26,7 +26,12 @@ def make_methods(
     net = make_net(config, classes, channels, size, moments)
     made = {name: parts.on(net) for name, parts in find_parts(config).items()}
     for method in made.values():
-        method.check()
+        try:
+            method.check()
+        except InputError:
+            raise
+        except Exception:  # in the method's own code: the run will report it with its traceback
+            continue
     return {name: made[name] for name in config.methods}
 
 
