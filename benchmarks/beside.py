@@ -1,4 +1,6 @@
-"""A round of methods that send the same, side by side and one after the other. Needs torch and NumPy alone.
+"""A round of methods that train the same shared model, side by side and one after the other.
+
+Needs only torch and NumPy.
 
 usage: python benchmarks/beside.py [--out FILE]
 
@@ -14,26 +16,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))  # runs where the package is not installed
 
-from fedthe import bench, store
+from fedthe import store
+from fedthe.bench.lab import begin, time_calls
+from fedthe.bench.machine import describe_machine
+from fedthe.bench.workload import make_federation
 from fedthe.config import OPTIMIZERS
 from fedthe.engine.pick import pick_engine
 from fedthe.engine.shards import Shards
-from fedthe.engine.train import put_beside, train_round
-from fedthe.engine.visit import Engine, Progress, Run, Training
-from fedthe.methods.apfl import APFL
+from fedthe.engine.train import train_round
+from fedthe.engine.visit import Engine, Run, Training, Visit
+from fedthe.methods import METHODS, compose
 from fedthe.methods.base import Method
-from fedthe.methods.fedrod import FedRoD
-from fedthe.methods.fedthe import TwoHeads
 from fedthe.nets import NETS
 
 REPEATS = 5
-PAIRS = {"fedrod + fedthe": (FedRoD, TwoHeads), "fedavg + apfl": (Method, APFL)}
+PAIRS = (("fedrod", "fedthe"), ("fedavg", "apfl"))
 
 
-def time_round(method: Method, begun: Progress, runs: list[Run], settings: Training, engine: Engine) -> float:
-    return bench.time_calls(
-        lambda: train_round(method, runs, settings, [begun] * len(runs), engine), REPEATS, engine.device
-    ).median
+def time_round(methods: list[Method], runs: list[Run], settings: Training, engine: Engine) -> float:
+    begun = [begin(method, len(runs[0].shards), engine.device) for method in methods]
+    visit = Visit(tuple(methods), settings, runs, [begun] * len(runs))
+    return time_calls(lambda: train_round(visit, engine), REPEATS, engine.device).median
 
 
 def main() -> None:
@@ -44,21 +47,19 @@ def main() -> None:
     engine = pick_engine("auto", "auto", "auto")
     on_cpu = engine.device.type == "cpu"
     clients, train, count = (2, 300, 1) if on_cpu else (20, 1500, 3)
-    shards = Shards(bench.make_federation(clients, train), engine.device)
+    shards = Shards(make_federation(clients, train), engine.device)
     runs, seconds = [Run(seed, shards) for seed in range(count)], {}
     for name in given.nets:
         settings = Training(optimizer=OPTIMIZERS[name])
-        for pair, kinds in PAIRS.items():
-            begun = {
-                each: bench.begin(each, clients, engine.device) for each in (kind(NETS[name](10)) for kind in kinds)
-            }
-            both = put_beside(begun)
-            assert both is not None
-            alone = [time_round(each, progress, runs, settings, engine) for each, progress in begun.items()]
-            beside = time_round(*both, runs, settings, engine)
-            seconds[f"{name}, {pair}"] = {"alone": alone, "beside": beside, "ratio": sum(alone) / beside}
-            print(f"{name}, {pair}: {sum(alone):.3f} s alone, {beside:.3f} s beside, {sum(alone) / beside:.2f} times")
-    machine = bench.describe_machine(engine.device)
+        for pair in PAIRS:
+            methods = [compose(NETS[name](10), METHODS[each]).training for each in pair]
+            assert methods[0].core == methods[1].core
+            alone = [time_round([each], runs, settings, engine) for each in methods]
+            beside = time_round(methods, runs, settings, engine)
+            what, ratio = f"{name}, {' + '.join(pair)}", sum(alone) / beside
+            seconds[what] = {"alone": alone, "beside": beside, "ratio": ratio}
+            print(f"{what}: {sum(alone):.3f} s alone, {beside:.3f} s beside, {ratio:.2f} times")
+    machine = describe_machine(engine.device)
     result = {"what": f"seconds of a round, {clients} clients x {train} images, {count} runs", "seconds": seconds}
     out = given.out or Path(__file__).parent / f"beside-{machine.slug}.json"
     store.write_json(out, result | {"machine": asdict(machine)})

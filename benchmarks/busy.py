@@ -1,11 +1,11 @@
-"""How a run on the CPU bears other work beside it: alone, and beside two processes that burn a core each.
+"""How much other work slows a run on the CPU: alone, and beside two processes that keep a core busy each.
 
     python benchmarks/busy.py [--repeats 5] [--cifar10 HOME] [--out benchmarks/busy.json]
 
-Every run is a process of its own, so that start-up counts as it does for a user, and runs of all kinds take turns, so
-that a slower hour of the machine falls on all of them. `before` is what the package did at first: one client at a time,
-each operation spread over all cores. Threads that wait for a slower one burn their time, so beside other work that can
-take very long; it is cut off at CUT seconds, and counts as that long.
+Every run is its own process, so that start-up counts as it does for a user. Runs of all kinds take turns, so that slow
+periods of the machine affect all of them. `before` is what the package did at first: one client at a time, each
+operation on all cores. Threads then spin while they wait for the slowest one, which can take very long beside other
+work; such a run is stopped after CUT seconds, and counts as that long.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 usage: python benchmarks/clients.py [--rounds 20]
 
-Every case is a process of its own, whose peak resident memory is read at the end. Ditto is the hardest method: all of a
-client's state is its own, a whole CNN of 627 KB, so that 10,000 clients would hold 6.3 GB. All clients deploy and
-answer one sample of their own in the end.
+Every case is its own process, whose peak resident memory is read at the end. Ditto is the hardest method: every client
+keeps a whole CNN of 627 KB, so that 10,000 clients would hold 6.3 GB. In the end all clients deploy and answer one
+sample of their own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How fast the corruptions are against their literal versions in tests/oracles.py, in one process, side by side.
+"""The speed of the corruptions against their literal versions in tests/oracles.py, side by side in one process.
 
     python benchmarks/corrupt.py [--images 10000] [--subset 200] [--threads 2] [--out benchmarks/corrupt.json]
 
-Each corruption at severity 5 on all images by the fast path (best of three), and on a subset by the literal one, whose
-cost per image is a constant. Then the case of the benchmark: one random corruption per image, both on all images.
+Each corruption at severity 5: the fast version on all images (best of three), and the literal one, whose cost per image
+is constant, on a subset. Then what the benchmark does: one random corruption per image, both versions on all images.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from fedthe.data.corrupt import CORRUPTIONS, corrupt, corrupt_mixed
-from fedthe.data.frost import make_frost
+from fedthe.corruptions import CORRUPTIONS, corrupt, corrupt_mixed
+from fedthe.corruptions.frost import make_frost
 from fedthe.store import write_json
 
 HERE = Path(__file__).resolve().parent

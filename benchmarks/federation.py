@@ -2,7 +2,7 @@
 
 usage: python benchmarks/federation.py [--natural npz:PATH]     (needs `fedthe data fetch cifar10`)
 
-Each case is a process of its own: it loads the pool, deals it, makes the manifest, and reads the pixels of all streams
+Each case is its own process: it loads the pool, partitions it, makes the manifest, and reads the pixels of all streams
 of all clients. Cold means that no corrupted images are cached. Memory is the process's peak.
 """
 
@@ -55,12 +55,12 @@ def measure(home: str, natural: str) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--natural", default="", help="a natural shift, such as npz:PATH; default: CIFAR-10.1 if it is there"
+        "--natural", default="", help="a natural shift, such as npz:PATH; default: CIFAR-10.1 if it is available"
     )
     natural = parser.parse_args().natural
     place = find("cifar10")
     if place is None:
-        print("skipped: CIFAR-10 is not there; run `fedthe data fetch cifar10`")
+        print("skipped: CIFAR-10 is not available; run `fedthe data fetch cifar10`")
         return
     with tempfile.TemporaryDirectory() as home:
         (Path(home) / "data").symlink_to(place.parent.resolve())

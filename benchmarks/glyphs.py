@@ -1,6 +1,6 @@
-"""Does `glyphs` teach? The CNN, trained centrally on 80 % of the pool, with and without flips.
+"""Can `glyphs` be learned? The CNN, trained centrally on 80 % of the pool, with and without flips.
 
-Writes glyphs.json beside this file: percent right on the other 20 % and on the unseen typefaces, over three seeds.
+Writes glyphs.json beside this file: accuracy in percent on the other 20 % and on unseen typefaces, over three seeds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def augment(x: Tensor, draws: torch.Generator, flip: bool) -> Tensor:
 
 
 def accuracy(net: CNN, params: tree.Tree, pool: Pool) -> tuple[float, list[float]]:
-    """Percent right, overall and for each class."""
+    """Accuracy in percent, overall and for each class."""
     with torch.no_grad():
         said = torch.cat([net.logits(params, to_input(chunk)).argmax(1) for chunk in np.array_split(pool.images, 8)])
     right = said.numpy() == pool.labels

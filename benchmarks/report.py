@@ -1,9 +1,9 @@
-"""How large a report is, how long it takes to make, and how long a person waits for it in a browser.
+"""The size of a report, the time to write it, and the time until it is usable in a browser.
 
 usage: python benchmarks/report.py
 
-The page is made up, as large as the main table of the paper: 14 methods, 20 clients, 3 seeds. It is opened in Chromium,
-from the navigation on, beside the floor: a page that holds plotly's script and nothing else. Medians over fresh pages.
+The page is synthetic, as large as the main table of the paper: 14 methods, 20 clients, 3 seeds. Chromium opens it, and,
+as a lower bound, a page with nothing but plotly's script. Times are medians over fresh pages, from the navigation on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What checking costs: SHA-256 of checkpoints, samples and cached images, against saving and loading them without.
+"""The cost of checks: saving and loading checkpoints, samples and cached images with and without SHA-256.
 
 python benchmarks/seal.py [--repeats 9] [--out benchmarks/seal.json]
 """
@@ -20,6 +20,7 @@ import torch
 
 from fedthe import records, store, tree
 from fedthe.engine.clients import Clients
+from fedthe.engine.server import Server
 from fedthe.engine.visit import Progress
 from fedthe.nets.cnn import CNN
 
@@ -27,11 +28,11 @@ CLIENTS = 20
 
 
 def make_progress() -> Progress:
-    """A CNN on CIFAR-10, and a model of its own for every client, as Ditto has."""
+    """A CNN on CIFAR-10, and another one for every client, as Ditto keeps them."""
     shared = CNN(10, size=32).init(0)
     own = {name: torch.randn(CLIENTS, *leaf.shape) for name, leaf in tree.flatten(shared).items()}
-    clients = Clients.start(shared, CLIENTS).put(range(CLIENTS), own, {}, shared, 6)
-    return Progress(7, shared, clients, (0.5,) * 7)
+    clients = Clients.start(shared, CLIENTS).put(range(CLIENTS), own, 6)
+    return Progress(Server(7, shared, (0.5,) * 7), {}, clients)
 
 
 def no_hash(*parts: object) -> str:

@@ -1,8 +1,8 @@
-"""How long a person waits before anything happens: `import fedthe` and `fedthe --help`.
+"""Start-up times: `import fedthe` and `fedthe --help`.
 
 usage: python benchmarks/startup.py
 
-Medians over fresh processes, each less what an empty Python takes to start. Torch's own import is given beside them.
+Medians over fresh processes, minus the start-up of Python itself. The import of torch alone is given for comparison.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What an answer costs at test time, side by side in one run.
+"""The cost of an answer at test time, side by side in one run.
 
 usage: python benchmarks/testtime.py
 
-FedTHE over a stream of 1,000 samples: its head ensemble against Algorithm 2 taken literally (autograd and Adam, sample
+FedTHE over a stream of 1,000 samples: its head ensemble against a literal Algorithm 2 (autograd and Adam, sample
 by sample, in tests/oracles.py) on the same features, and all of it against a plain forward pass of the same CNN.
-FedTHE+ and MEMO per sample, against the way the field does it: Pillow augmentations one view at a time, a module whose
-weights are put back after every sample, torch.optim.SGD.
+FedTHE+ and MEMO per sample, against the usual implementation: Pillow augmentations one view at a time, a module whose
+weights are restored after every sample, torch.optim.SGD.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from fedthe import store
-from fedthe.engine.evaluate import answer_stream
-from fedthe.methods.base import Method
-from fedthe.methods.fedthe import FedTHE, FedTHEPlus
+from fedthe.engine.evaluate import answer_stream, make_samples
+from fedthe.methods import METHODS, compose
 from fedthe.methods.head_ensemble import head_ensemble
 from fedthe.methods.memo import Memo
+from fedthe.methods.two_heads import heads as split_heads
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard, scale
 
@@ -48,7 +48,7 @@ def measure(work: Callable[[], object], runs: int) -> float:
 
 
 class Module(nn.Module):
-    """The same CNN as people write it."""
+    """The same CNN as a plain module."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Module(nn.Module):
 
 
 def tune_as_the_field_does(images: np.ndarray, views: int, heads: int, steps: int = 3, lr: float = 0.0005) -> None:
-    """Marginal entropy over Pillow views, then the answer, then the weights put back, for every image."""
+    """For every image: minimize the marginal entropy over Pillow views, answer, and restore the weights."""
     module = Module(heads)
     kept = copy.deepcopy(module.state_dict())
     for number, image in enumerate(images):
@@ -90,16 +90,20 @@ def main() -> None:
     rows = torch.from_numpy(images[:50])
     real, some = torch.ones(50, dtype=torch.bool), torch.from_numpy(labels[:50])
     shard = Shard(rows, some, real, torch.ones(10), rows, some, real)
-    method, plus, memo = FedTHE(net), FedTHEPlus(net), Method(net, Memo(views=16))
-    _, mine = method.init(net.init(0))
-    mine |= {"personal": net.init(1)["head"], "descriptor": torch.rand(64), "own_descriptor": torch.rand(64)}
+    method, plus, memo = (compose(net, each) for each in (METHODS["fedthe"], METHODS["fedthe_plus"], Memo(views=16)))
+    mine = net.init(0) | {
+        "personal": net.init(1)["head"],
+        "descriptor": torch.rand(64),
+        "own_descriptor": torch.rand(64),
+    }
 
     x = scale(torch.from_numpy(images))
     with torch.no_grad():
         forward = measure(lambda: net.logits(mine, x), 9)
         state = method.predictor.start(method, mine, shard)
-        ensemble = measure(lambda: method.predictor.stream(method, mine, state, x, None), 9)
-        h, of_global, of_local = method.heads(mine, x)
+        samples = make_samples(method, torch.from_numpy(images), (0,))
+        ensemble = measure(lambda: method.answer(mine, state, samples), 9)
+        h, of_global, of_local = split_heads(net, mine, x)
         descriptors = (mine["descriptor"], mine["own_descriptor"])
         heads = measure(lambda: head_ensemble(h, of_global, of_local, *descriptors), 9)
     part = (h[:LITERAL], of_global[:LITERAL], of_local[:LITERAL])
@@ -122,7 +126,7 @@ def main() -> None:
         "fedthe_plus is faster than the field's loop by": seconds["fedthe_plus_field"] / seconds["fedthe_plus"],
         "memo is faster than the field's loop by": seconds["memo16_field"] / seconds["memo16"],
     }
-    # a multiply and an add for each weight at each place, forward; backward is twice that
+    # forward: a multiplication and an addition for each weight at each position; backward is twice that
     macs = 28 * 28 * 2400 + 10 * 10 * 51200 + 102400 + 2 * 640
     floor = {"gflop_forward": 2e-9 * macs, "gflop_fedthe_plus": 2e-9 * macs * (3 * 48 + 2)}
     achieved = floor["gflop_fedthe_plus"] / seconds["fedthe_plus"]

@@ -2,7 +2,7 @@
 
     python benchmarks/threads.py [--clients 20] [--repeats 3] [--out benchmarks/threads.json]
 
-CIFAR-10 shapes, the CNN, batch 32, one local epoch of 96 images a client. Needs torch and NumPy alone.
+CIFAR-10 shapes, the CNN, batch 32, one local epoch of 96 images a client. Needs only torch and NumPy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from fedthe.engine import loop
 from fedthe.engine.loop import Loop
 from fedthe.engine.train import start, train_round
-from fedthe.engine.visit import Run, Training
+from fedthe.engine.visit import Run, Training, Visit
 from fedthe.methods.base import Method
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard
@@ -52,7 +52,7 @@ def main() -> None:
         times = []
         for _ in range(options.repeats + 1):
             began = time.perf_counter()
-            train_round(method, [run], settings, [begun], engine)
+            train_round(Visit((method,), settings, [run], [[begun]]), engine)
             times.append(time.perf_counter() - began)
         return statistics.median(times[1:])
 

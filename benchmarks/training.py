@@ -1,9 +1,9 @@
-"""One client's local epoch (1,500 images of 32x32, the CNN, batch 32), against the way the field does it.
+"""One client's local epoch (1,500 images of 32x32, the CNN, batch 32), against the usual implementation.
 
 usage: python benchmarks/training.py
 
-The field's way: a Dataset of Pillow images with random crop and flip, a DataLoader, an nn.Module and torch.optim.SGD.
-The DataLoader is measured without workers and with one, and the faster one counts.
+That is a Dataset of Pillow images with random crop and flip, a DataLoader, an nn.Module and torch.optim.SGD.
+The DataLoader is measured without workers and with one; the faster counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
 from fedthe import store
-from fedthe.engine.fit import Fit, Optimizer
-from fedthe.methods.base import Method
+from fedthe.engine.fit import LoopFit, Optimizer
+from fedthe.methods.base import FedAvg
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard
 from testtime import Module, measure
@@ -52,10 +52,10 @@ def main() -> None:
     y, real = torch.from_numpy(labels), torch.ones(ROWS, dtype=torch.bool)
     shard = Shard(torch.from_numpy(images), y, real, torch.ones(10), torch.from_numpy(images[:1]), y[:1], real[:1])
     net = CNN(10)
-    method, params = Method(net), net.init(0)
+    params = net.init(0)
 
     def ours() -> None:
-        Fit(Optimizer(), 1, 32, True, 4, (0, "bench"), 0)(method.loss, params, shard)
+        LoopFit(net, shard, Optimizer(), 1, 32, True, 4, (0, "bench"), 0)(FedAvg().loss, params)
 
     def field(workers: int) -> None:
         module = Module(1)

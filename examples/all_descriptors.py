@@ -1,7 +1,7 @@
-"""FedTHE where few clients take part: whose features should the global descriptor be the mean of?
+"""FedTHE under low participation: over which clients should the global descriptor average?
 
-By Algorithm 1 of the paper it is the mean over the clients of the last round. With 2 of 20 in a round that says little
-about all of them. Here the same trained models answer once with it and once with the mean over all clients.
+By Algorithm 1 of the paper it averages over the clients of the last round. With 2 of 20 in a round, that says little
+about the other 18. Here the same trained models answer once with that descriptor, and once with the mean over all 20.
 
     python examples/all_descriptors.py 0        # the seed; half an hour on a CPU
 """
@@ -12,12 +12,12 @@ import sys
 from dataclasses import replace
 
 from fedthe.config import make_config
-from fedthe.experiment import Deployed, deploy_all
-from fedthe.study.figures import average, rate
+from fedthe.experiment.training import Deployed, deploy_all
+from fedthe.study.figures.base import average, rate
 
 
 def show(deployed: Deployed) -> dict[str, float]:
-    """Percent right by test, the mean over clients."""
+    """Accuracy in percent by test, the mean over clients."""
     return {test: round(each["mean"], 1) for test, each in average(rate(deployed, samples=None)).items()}
 
 

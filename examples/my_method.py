@@ -1,9 +1,9 @@
 """A method of your own in one file: FedProx (Li et al. 2020, https://arxiv.org/abs/1812.06127), beside FedAvg.
 
-FedProx is FedAvg with one more term in the local loss, mu / 2 * ||w - received||^2, which keeps a client's training
-near the model that it received.
+FedProx is FedAvg with one more term in the local loss, mu / 2 * ||w - received||^2, which keeps the client's model near
+the one it received.
 
-The run shows how a method is added. It is one seed of a few rounds, and says nothing about which of the two is better.
+The run shows how to add a method. One seed and a few rounds do not tell which of the two is better.
 """
 
 from __future__ import annotations
@@ -16,29 +16,27 @@ from torch import Tensor
 import fedthe
 from fedthe import tree
 from fedthe.errors import InputError
-from fedthe.methods.base import Fit, Method
-from fedthe.tree import Tree
-from fedthe.types import Batch, Shard
+from fedthe.methods.base import Batch, Fit, Fitted, Net, Rounds, Shard, Tree
 
 
 @dataclass(frozen=True)
-class FedProx(Method):
-    mu: float = 0.1  # the pull towards the received model
+class FedProx(Rounds):
+    mu: float = 0.1  # the weight of the proximal term
 
     def __post_init__(self) -> None:
         if self.mu < 0:
             raise InputError(f"fedprox: mu must not be negative, but it is {self.mu}.")
 
-    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        return fit(self.near_loss, shared, shard, given={"received": shared})
+    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        return fit(self.proximal_loss, shared, given=shared)
 
-    def near_loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
-        squares = tree.map_leaves(lambda w, received: (w - received).square().sum(), params, given["received"])
-        return self.loss(params, given, batch) + self.mu / 2 * sum(tree.flatten(squares).values())
+    def proximal_loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        squares = tree.map_leaves(lambda w, received: (w - received).square().sum(), params, given)
+        return self.loss(net, params, {}, batch) + self.mu / 2 * sum(tree.flatten(squares).values())
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # the batches are small: a second thread gains little, and loses much on a busy machine
+    torch.set_num_threads(1)  # batches are small: a second thread gains little
     fedthe.METHODS["fedprox"] = FedProx
     results = fedthe.run(
         name="my_method",
@@ -57,7 +55,7 @@ def main() -> None:
         samples=200,
     )
     table = results.table()
-    print(f"{'percent right':16}" + "".join(f"{test:>16}" for test in results.tests))
+    print(f"{'accuracy (%)':16}" + "".join(f"{test:>16}" for test in results.tests))
     for method in results.methods:
         print(f"{method:16}" + "".join(f"{table[method][test]:16.1f}" for test in results.tests))
     print(f"{results.seconds:.0f} s; everything is in {results.folder}")

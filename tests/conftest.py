@@ -80,6 +80,14 @@ def data(tmp_path: Path) -> str:
 
 
 @pytest.fixture
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where stacked layers run, as `stacked_layers` says."""
+    monkeypatch.setattr("fedthe.kernels.interpreting", request.param == "interpreter")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # what we compare with is exact
+    return torch.device("cuda" if request.param == "cuda" else "cpu")
+
+
+@pytest.fixture
 def columns() -> int:
     """How wide the terminal is."""
     return 120

@@ -40,14 +40,14 @@ SETTINGS = {
 
 
 def measure() -> dict[str, object]:
-    """By method: percent right on each test, the loss of its training, and the mean e where there is one."""
+    """By method: accuracy in percent on each test, the loss of its training, and the mean e where there is one."""
     with tempfile.TemporaryDirectory() as folder:
         results = fedthe.run(methods=list(METHODS), out=folder, **SETTINGS)
         assert not results.failures, results.failures
         losses = {}
         for key, training in results.trainings.items():
             reached = records.load_progress(Path(folder) / "trainings" / f"{key}.safetensors")
-            losses |= dict.fromkeys(training["methods"], reached.losses[-1])
+            losses |= dict.fromkeys(training["methods"], reached.server.losses[-1])
         weights: dict[str, dict[str, float]] = {}
         for path in sorted(Path(folder, "samples").glob("*.npz")):
             with np.load(path, allow_pickle=False) as columns:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from scipy.ndimage import zoom
 
-from fedthe.data.pool import Pool
-from fedthe.errors import InputError
+from fedthe.data import DATASETS
+from fedthe.data.pool import Dataset, Pool
+from fedthe.errors import Failed, InputError
+
+if TYPE_CHECKING:
+    from fedthe.engine.visit import Engine, Progress, Visit
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -36,15 +42,32 @@ def fails(call: Callable[[], object], *words: object) -> str:
     return sentence
 
 
-def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The methods of all rounds that are trained from now on, by the names of their classes."""
+def count_rounds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Of every round that is trained from now on: the personal parts that are side by side in it, by class name."""
     from fedthe.engine import train
 
-    rounds: list[str] = []
-    monkeypatch.setattr(
-        train, "train_round", lambda *a, whole=train.train_round: rounds.append(type(a[0]).__name__) or whole(*a)
-    )
+    rounds: list[tuple[str, ...]] = []
+    whole = train.train_round
+
+    def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
+        rounds.append(tuple(type(method.personal).__name__ for method in visit.methods))
+        return whole(visit, engine)
+
+    monkeypatch.setattr(train, "train_round", train_round)
     return rounds
+
+
+def count_loads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Path]:
+    """The path of every load of the dataset `name` from now on."""
+    loads: list[Path] = []
+    source = DATASETS[name]
+
+    def load(path: Path, size: int | None = None) -> Dataset:
+        loads.append(path)
+        return source.load(path, size)
+
+    monkeypatch.setitem(DATASETS, name, replace(source, load=load))
+    return loads
 
 
 def make_images(n: int, h: int, w: int, c: int, noise: float = 6.0) -> torch.Tensor:

@@ -352,8 +352,8 @@ def exact_search(y_g, y_l, lam, gap, steps=20, lr=0.1):
         p, moves = exact_softmax(z), [x - y for x, y in zip(y_g, y_l, strict=True)]
         by_e = [q * (move - exact_dot(p, moves)) for q, move in zip(p, moves, strict=True)]  # of p
         of_entropy = -exact_dot(by_e, [x - max(z) for x in z])  # log p but for a constant, and by_e adds up to 0
-        slope = (lam * of_entropy + (1 - lam) * gap) * e * (1 - e)
-        m, v = beta1 * m + (1 - beta1) * slope, beta2 * v + (1 - beta2) * slope**2
+        gradient = (lam * of_entropy + (1 - lam) * gap) * e * (1 - e)
+        m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient**2
         s -= mpmath.mpf(lr) * m / (1 - beta1**t) / (mpmath.sqrt(v / (1 - beta2**t)) + mpmath.mpf(1e-8))
     return 1 / (1 + mpmath.exp(-2 * s))
 
@@ -508,21 +508,21 @@ def apfl_mixture(alpha, v, w):
     return [alpha * mine + (1 - alpha) * theirs for mine, theirs in zip(v, w, strict=True)]
 
 
-def apfl_slope(alpha, v, w, x, y):
+def apfl_gradient(alpha, v, w, x, y):
     """<v - w, gradient of the mean loss at the mixture>"""
     mixture = [p.detach().requires_grad_() for p in apfl_mixture(alpha, v, w)]
     gradients = torch.autograd.grad(mean_nll(tiny_logits(*mixture, x), y), mixture)
     return float(sum(((a - b) * g).sum() for a, b, g in zip(v, w, gradients, strict=True)))
 
 
-def apfl_slope_by_difference(alpha, v, w, x, y, width=1e-5):
+def apfl_gradient_by_difference(alpha, v, w, x, y, width=1e-5):
     ends = [float(mean_nll(tiny_logits(*apfl_mixture(a, v, w), x), y)) for a in (alpha - width, alpha + width)]
     return (ends[1] - ends[0]) / (2 * width)
 
 
 def apfl_round(alpha, v, w, x, y, batches, lr, weight_decay):
     """alpha by one clipped step on all rows x, y; then v by steps at the mixture."""
-    alpha = min(1.0, max(0.0, alpha - lr * apfl_slope(alpha, v, w, x, y)))
+    alpha = min(1.0, max(0.0, alpha - lr * apfl_gradient(alpha, v, w, x, y)))
     v = descend(v, lambda p, x, y: mean_nll(tiny_logits(*apfl_mixture(alpha, p, w), x), y), batches, lr, weight_decay)
     return alpha, v
 
@@ -557,12 +557,12 @@ def tilted_mean(losses, tilt):
 def maml_gradient(params, inner, outer, inner_lr, first_order):
     """Of the outer loss after the inner step: (I - inner_lr * Hessian of the inner loss) times the gradient there."""
     params = [p.detach().requires_grad_() for p in params]
-    slopes = torch.autograd.grad(mean_nll(tiny_logits(*params, inner[0]), inner[1]), params, create_graph=True)
-    ahead = [(p - inner_lr * g).detach().requires_grad_() for p, g in zip(params, slopes, strict=True)]
+    gradients = torch.autograd.grad(mean_nll(tiny_logits(*params, inner[0]), inner[1]), params, create_graph=True)
+    ahead = [(p - inner_lr * g).detach().requires_grad_() for p, g in zip(params, gradients, strict=True)]
     there = torch.autograd.grad(mean_nll(tiny_logits(*ahead, outer[0]), outer[1]), ahead)
     if first_order:
         return list(there)
-    bent = torch.autograd.grad(sum((s * g).sum() for s, g in zip(slopes, there, strict=True)), params)
+    bent = torch.autograd.grad(sum((s * g).sum() for s, g in zip(gradients, there, strict=True)), params)
     return [g - inner_lr * b for g, b in zip(there, bent, strict=True)]
 
 
@@ -638,7 +638,7 @@ def descend_by_name(params, loss, batches, lr, decay):
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         gradients = torch.autograd.grad(loss(leaves, batch).mean(), list(leaves.values()))
         steps = zip(leaves.items(), gradients, strict=True)
-        params = {name: (value - lr * (slope + decay * value)).detach() for (name, value), slope in steps}
+        params = {name: (value - lr * (gradient + decay * value)).detach() for (name, value), gradient in steps}
     return params
 
 
@@ -680,8 +680,8 @@ def fedthe_plus_stream(body, head, personal, descriptor, own_descriptor, x, view
             features = cnn_features(leaves, seen)
             logits = e * (features @ leaves["global"].T) + (1 - e) * (features @ leaves["personal"].T)
             p = logits.softmax(1).mean(0)
-            slopes = torch.autograd.grad(-(p * p.log()).sum(), list(leaves.values()))
-            params = {n: (v - lr * g).detach() for (n, v), g in zip(leaves.items(), slopes, strict=True)}
+            gradients = torch.autograd.grad(-(p * p.log()).sum(), list(leaves.values()))
+            params = {n: (v - lr * g).detach() for (n, v), g in zip(leaves.items(), gradients, strict=True)}
         features = cnn_features(params, one[None])
         answers.append(e * (features @ params["global"].T) + (1 - e) * (features @ params["personal"].T))
     return torch.cat(answers), weights

@@ -8,7 +8,6 @@ from PIL import Image
 
 from fedthe.report.data import (
     BINS,
-    Clients,
     Cost,
     Curve,
     Example,
@@ -16,6 +15,7 @@ from fedthe.report.data import (
     Page,
     Paper,
     Score,
+    SeedClients,
     Shown,
     Weights,
 )
@@ -80,7 +80,7 @@ def make_shown(
             for m in heads_of
         }
         mix = rng.multinomial(500, rng.dirichlet([0.3] * len(classes)), clients).tolist()
-        by_seed[str(s)] = Clients(mix, scores, heads)
+        by_seed[str(s)] = SeedClients(mix, scores, heads)
     table = {}
     for m in methods:
         for t in TESTS:
@@ -110,7 +110,7 @@ def make_shown(
         tests=TESTS,
         seeds=list(seeds),
         scores=table,
-        costs={m: Cost(float(rng.uniform(0.01, 40)), 1.0, 0.0, 12.5) for m in methods},
+        costs={m: Cost(float(rng.uniform(0.01, 40)), 1.0, 0.0) for m in methods},
         paper=Paper(
             "main-dir0.1",
             "CNN on CIFAR10, Dir(0.1)",

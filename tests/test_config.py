@@ -11,7 +11,7 @@ from fedthe.data import load_dataset
 from fedthe.data.plan import build
 from fedthe.engine.pick import pick_engine
 from fedthe.errors import InputError
-from fedthe.experiment import make_methods
+from fedthe.methods.make import make_methods
 from fedthe.text import quote
 from helpers import ROOT
 
@@ -234,8 +234,8 @@ def test_absurd_settings_are_one_sentence_and_leave_no_trace(tiny, tmp_path, mon
         (["rounds=٣"], "rounds must be a whole number"),
         (["dirichlet=nan"], "dirichlet must be a finite number, not nan"),
         (["hyper.fedthe.alpha=inf"], "hyper.fedthe.alpha must be a finite number"),
-        (["name=../../x"], "no path"),
-        (["name=/x"], "no path"),
+        (["name=../../x"], "not a path"),
+        (["name=/x"], "not a path"),
         (["name=" + 300 * "x"], "too long"),
         (["out=" + 300 * "x"], "too long"),
         (["out="], "out must not be empty"),
@@ -273,7 +273,7 @@ def test_only_a_file_is_read_as_a_config_and_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "link.toml").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe.toml", tmp_path / "link.toml", tmp_path):
-        with pytest.raises(InputError, match="is no file"):
+        with pytest.raises(InputError, match="not a regular file"):
             read_config(path)
     (tmp_path / "large.toml").write_bytes(b"#" * 2**21)
     with pytest.raises(InputError, match="2,097,152 bytes"):

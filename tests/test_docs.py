@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
@@ -18,6 +19,17 @@ def test_the_reproduction_page_shows_what_results_hold():
     page = fill.PAGE.read_text(encoding="utf-8")
     assert len(fill.MARKED.findall(page)) >= 10
     assert page == fill.fill(page), "run python tools/fill_reproduction.py"
+
+
+def test_the_architecture_page_names_files_that_exist():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(src/[\w./]+)`", page))
+    assert len(named) > 25
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    shown = re.findall(r"\]\((img/[\w.]+)\)", page)
+    assert shown
+    assert all((ROOT / "docs" / path).is_file() for path in shown)
+    assert len(page.splitlines()) < 80  # one page
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)

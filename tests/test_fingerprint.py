@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from fedthe.fingerprint import _is_library, fingerprint
-from fedthe.methods import METHODS, STUDIES
-from fedthe.methods.base import Method
+from fedthe.methods import METHODS, STUDIES, compose
+from fedthe.methods.base import FedAvg, Method, Rounds
 from fedthe.nets.cnn import CNN
 
 NET = CNN(3, size=16)
@@ -25,10 +25,10 @@ def helper(x):
 @dataclass(frozen=True)
 class Mine(Predictor):
     scale: float = 1.0
-    def step(self, method, mine, state, x, views):
+    def answer(self, method, mine, state, samples):
         # {comment}
-        return Answers(helper(method.logits(mine, x)) * {factor}), state
-    stream = Predictor.stream_by_steps
+        return Answers(helper(method.logits(mine, samples.x)) * {factor}), state
+    answer_given = Predictor.answer_given
 """
 
 
@@ -40,12 +40,12 @@ def load(name, factor="1.0", more="", comment="", change=("", "")):
 
 
 def mark(**how):
-    return fingerprint(Method(NET, load("__main__", **how)()))
+    return fingerprint(compose(NET, load("__main__", **how)))
 
 
 def test_the_packages_own_methods_have_none():
-    for make in (METHODS | STUDIES).values():
-        assert fingerprint(make(NET)) is None
+    for recipe in (METHODS | STUDIES).values():
+        assert fingerprint(compose(NET, recipe)) is None
 
 
 def test_the_same_code_is_the_same_whoever_compiled_it():
@@ -59,7 +59,7 @@ def test_the_same_code_is_the_same_whoever_compiled_it():
         ("* 1.0)", "* 2.0)"),
         ("return SIGN * x", "return SIGN * x + 0"),
         ("SIGN = 1.0", "SIGN = 2.0"),
-        ("stream = Predictor.stream_by_steps", ""),
+        ("answer_given = Predictor.answer_given", ""),
         ("helper(method", "abs(method"),
     ],
 )
@@ -90,28 +90,28 @@ def test_a_module_counts_as_a_whole_and_so_does_what_it_imports(tmp_path, monkey
             module = importlib.import_module("my_plugin")
         finally:
             sys.dont_write_bytecode = before
-        seen.append(fingerprint(Method(NET, module.Mine())))
+        seen.append(fingerprint(compose(NET, module.Mine)))
     assert len(set(seen)) == 3
     assert seen[2] == seen[3]
 
 
 def test_a_patched_class_of_the_package_is_not_the_packages_own(monkeypatch):
-    monkeypatch.setattr(Method, "local", lambda self, fit, shared, mine, shard: shared)
+    monkeypatch.setattr(FedAvg, "local", lambda self, fit, shared, mine, shard: shared)
     assert fingerprint(Method(NET)) is not None
 
 
 def test_a_base_a_part_and_a_closure_count():
     def make(number):
         @dataclass(frozen=True)
-        class Base(Method):
+        class Base(Rounds):
             def local(self, fit, shared, mine, shard):
-                return fit(self.loss, shared, shard) if number else shared
+                return fit(self.loss, shared) if number else shared
 
         @dataclass(frozen=True)
         class Derived(Base):
             pass
 
-        return Derived(NET)
+        return compose(NET, Derived)
 
     assert fingerprint(make(1)) == fingerprint(make(1))
     assert fingerprint(make(1)) != fingerprint(make(2))
@@ -127,10 +127,10 @@ from fedthe.methods.base import Answers, Method, Predictor
 
 @dataclass(frozen=True)
 class Sign(Predictor):
-    def step(self, method, mine, state, x, views):
-        return Answers({sign}method.logits(mine, x)), state
+    def answer(self, method, mine, state, samples):
+        return Answers({sign}method.logits(mine, samples.x)), state
 
-fedthe.METHODS["mine"] = lambda net: Method(net, Sign())
+fedthe.METHODS["mine"] = Sign
 results = fedthe.run(dataset=sys.argv[1], methods=["mine", "fedavg"], clients=3, dirichlet=1.0, rounds=2,
                      local_epochs=1, samples=8, lr=0.1, out=sys.argv[2])
 print(results.reused, [row.right for row in results.rows if row.method == "mine"])
@@ -171,6 +171,7 @@ def test_the_word_on_answers_from_disk(data, tmp_path, fedthe):
 HELPED = """
 import functools, types, collections
 from dataclasses import dataclass
+import numpy as np
 import torch
 {imports}
 from fedthe.methods.base import Answers, Predictor
@@ -186,6 +187,7 @@ def remembered(x):
     return x * 1.0
 HELD, SPACE, SPAN, QUEUE = Holder(1.0), types.SimpleNamespace(v=1.0), range(3), collections.deque([1.0])
 PART, ACT, DTYPE = functools.partial(plain, by=1.0), torch.tanh, torch.float32
+KIND = np.dtype("uint8")
 LAYER = torch.nn.Linear(1, 1, bias=False)
 with torch.no_grad():
     LAYER.weight.fill_(1.0)
@@ -199,7 +201,8 @@ class Rude:
 RUDE = Rude()
 @dataclass(frozen=True)
 class Mine(Predictor):
-    def step(self, method, mine, state, x, views):
+    def answer(self, method, mine, state, samples):
+        x = samples.x
         {inside}
         return Answers({use}), state
 """
@@ -210,7 +213,7 @@ def mark_helped(use, change=("", ""), imports="", inside="pass"):
     assert change[0] in source
     space = {"__name__": "__main__"}
     exec(compile(source.replace(*change), "script.py", "exec"), space)
-    return fingerprint(Method(NET, space["Mine"]()))
+    return fingerprint(compose(NET, space["Mine"]))
 
 
 @pytest.mark.parametrize(
@@ -226,6 +229,7 @@ def mark_helped(use, change=("", ""), imports="", inside="pass"):
         ("remembered(x)", ("return x * 1.0", "return x * 2.0")),
         ("ACT(x)", ("torch.tanh", "torch.neg")),
         ("DTYPE", ("torch.float32", "torch.float64")),
+        ("KIND", ("uint8", "int8")),
         ("LAYER(x)", ("fill_(1.0)", "fill_(2.0)")),
         ("HALF", ("torch.ones(2, dtype", "torch.zeros(2, dtype")),
     ],
@@ -280,11 +284,11 @@ def test_modules_imported_anywhere_count(imports, inside, use, tmp_path, monkeyp
 def test_a_patch_that_wraps_the_original_is_seen(monkeypatch):
     import functools
 
-    original = Method.local
+    original = Rounds.local
 
     @functools.wraps(original)
     def patched(self, *given):
         return original(self, *given)
 
-    monkeypatch.setattr(Method, "local", patched)
+    monkeypatch.setattr(Rounds, "local", patched)
     assert fingerprint(Method(NET)) is not None

@@ -77,20 +77,20 @@ def test_special_files_are_refused_and_never_waited_for(special: Callable[[Path]
     """With the old readers, a FIFO was waited for and /dev/zero filled the memory."""
     file = special(tmp_path / "x.npz")
     for spec in (f"npz:{file}", f"tiny_imagenet:{file}"):
-        fails(lambda spec=spec: load_dataset(spec), file, "plain file")
-    fails(lambda: load_dataset("digits", natural=f"npz:{file}"), file, "plain file")
+        fails(lambda spec=spec: load_dataset(spec), file, "regular file")
+    fails(lambda: load_dataset("digits", natural=f"npz:{file}"), file, "regular file")
     fails(lambda: load_dataset(f"folder:{file}"), file, "not a folder")
-    fails(lambda: load_pickle(file), file, "plain file")
-    fails(lambda: read_map(file), file, "plain file")
-    fails(lambda: store.read_npz(file), file, "plain file")
+    fails(lambda: load_pickle(file), file, "regular file")
+    fails(lambda: read_map(file), file, "regular file")
+    fails(lambda: foreign.read_npz(file), file, "regular file")
 
-    fails(lambda: load_dataset(f"mnist:{special(tmp_path / 'mnist/train-images-idx3-ubyte').parent}"), "plain file")
-    fails(lambda: load_dataset(f"cifar10:{special(tmp_path / 'cifar/batches.meta').parent}"), "plain file")
+    fails(lambda: load_dataset(f"mnist:{special(tmp_path / 'mnist/train-images-idx3-ubyte').parent}"), "regular file")
+    fails(lambda: load_dataset(f"cifar10:{special(tmp_path / 'cifar/batches.meta').parent}"), "regular file")
     fails(lambda: load_dataset(f"tiny_imagenet:{special(tmp_path / 'tiny/wnids.txt').parent}"), "wnids.txt")
     save_png(tmp_path / "folder/cat/a.png")
     picture = special(tmp_path / "folder/cat/b.png")
-    fails(lambda: load_dataset(f"folder:{tmp_path / 'folder'}"), picture, "plain file")
-    fails(lambda: load_frost(special(tmp_path / "frost/frost1.png").parent), "frost1.png", "plain file")
+    fails(lambda: load_dataset(f"folder:{tmp_path / 'folder'}"), picture, "regular file")
+    fails(lambda: load_frost(special(tmp_path / "frost/frost1.png").parent), "frost1.png", "regular file")
 
 
 def test_a_cache_that_is_a_fifo_is_made_again(home: Path) -> None:
@@ -169,7 +169,7 @@ def test_arrays_cannot_claim_what_they_do_not_have(tmp_path: Path, content: byte
     for name in ("images.npy", "labels.npy", "classes.npy"):
         write_npz(file, good_entries() | {name: content})
         fails(lambda: load_dataset(f"npz:{file}"), file)
-        fails(lambda: store.read_npz(file), file)
+        fails(lambda: foreign.read_npz(file), file)
 
 
 def test_what_unpacks_to_more_than_the_memory_is_refused_unread(
@@ -193,7 +193,7 @@ def test_a_zip_directory_that_lies_is_found_out(tmp_path: Path) -> None:
     size = struct.pack("<I", len(content))
     assert raw.count(size) == 2
     file.write_bytes(raw.replace(size, struct.pack("<I", 1000)))
-    fails(lambda: store.read_npz(file), file)
+    fails(lambda: foreign.read_npz(file), file)
 
 
 def test_npy_files_cannot_claim_memory_either(tmp_path: Path) -> None:
@@ -214,10 +214,10 @@ def test_there_is_room_for_real_datasets() -> None:
 def test_odd_zips_are_refused(tmp_path: Path) -> None:
     file, good = tmp_path / "x.npz", good_entries()
     inner = write_npz(tmp_path / "inner.npz", good).read_bytes()
-    fails(lambda: load_dataset(f"npz:{write_npz(file, good | {'inner.npz': inner})}"), file, "no array")
-    fails(lambda: load_dataset(f"npz:{write_npz(file, good | {'classes': b'x'})}"), file, "no array")
-    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_BZIP2)}"), file, "packed")
-    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_LZMA)}"), file, "packed")
+    fails(lambda: load_dataset(f"npz:{write_npz(file, good | {'inner.npz': inner})}"), file, "not an array")
+    fails(lambda: load_dataset(f"npz:{write_npz(file, good | {'classes': b'x'})}"), file, "not an array")
+    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_BZIP2)}"), file, "compressed")
+    fails(lambda: load_dataset(f"npz:{write_npz(file, good, zipfile.ZIP_LZMA)}"), file, "compressed")
     with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in ("images.npy", "labels.npy", "images.npy"):
@@ -240,7 +240,7 @@ def test_orders_and_dtypes_do_not_change_the_content(tmp_path: Path) -> None:
     assert a.digest == b.digest
     assert b.images.flags.c_contiguous
     np.savez(tmp_path / "c.npz", x=np.array(7.5, dtype=">f8"), y=np.asfortranarray(np.arange(6.0).reshape(2, 3)))
-    read = store.read_npz(tmp_path / "c.npz")
+    read = foreign.read_npz(tmp_path / "c.npz")
     assert read["x"].shape == ()
     assert read["x"].dtype == np.dtype("=f8")
     assert read["x"] == 7.5
@@ -255,7 +255,7 @@ def test_only_the_arrays_that_are_named_are_read(tmp_path: Path, monkeypatch: py
     read: list[str] = []
     real = foreign._read_array
     monkeypatch.setattr(foreign, "_read_array", lambda a, entry: read.append(entry.filename) or real(a, entry))
-    assert list(store.read_npz(tmp_path / "x.npz", ["b"])) == ["b"]
+    assert list(foreign.read_npz(tmp_path / "x.npz", ["b"])) == ["b"]
     assert read == ["b.npy"]
     assert foreign.read_headers(tmp_path / "x.npz")["c"].shape == (5,)
 

@@ -7,8 +7,18 @@ import pytest
 import torch
 
 import fedthe
-from fedthe import records, store
+from fedthe import records, store, tree
+from fedthe.engine.loop import Loop
+from fedthe.engine.train import deploy_some, train
+from fedthe.engine.visit import Question, Run
+from fedthe.methods import compose
+from fedthe.methods.base import FedAvg
+from fedthe.methods.ditto import Ditto
+from fedthe.methods.fedthe import HeadEnsemble
+from fedthe.methods.memo import Memo
+from fedthe.methods.two_heads import TwoHeads
 from fedthe.parallel import map_in_threads, one_thread_of_torch
+from trained_methods import NET, SETTINGS, make_data
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -85,6 +95,23 @@ def test_numbers_do_not_depend_on_how_many_clients_go_at_a_time(data, tmp_path):
         }
     assert len(kept[1]) > 5
     assert kept[1] == kept[2] == kept[4]
+
+
+@pytest.mark.parametrize("recipe", [(FedAvg(balanced=True), TwoHeads(), HeadEnsemble(then=Memo(2, 1))), Ditto()])
+def test_a_loop_of_any_number_of_threads_trains_deploys_and_answers_the_same(recipe):
+    method, (shards, streams) = compose(NET, recipe), make_data()
+    run, found = Run(0, shards), []
+    for threads in (1, 2, 3):
+        engine = Loop(threads=threads)
+        reached = train(method, shards, SETTINGS, 0, engine=engine)
+        deployed = deploy_some(method, run, SETTINGS, reached, engine, range(len(shards)))
+        asked = [Question(k, images, (0, "test", k)) for k, (images, _) in enumerate(streams)]
+        answers = engine.answer(method, deployed, list(shards), asked)
+        parts = [reached.server.shared, reached.averages, *reached.clients, deployed]
+        leaves = [leaf.numpy().tobytes() for part in parts for leaf in tree.flatten(part).values()]
+        columns = [column.tobytes() for each in answers for column in (each.classes, *each.info.values())]
+        found.append((leaves, columns, reached.server.losses))
+    assert found[0] == found[1] == found[2]
 
 
 def test_idle_workers_do_not_keep_an_exception_from_coming_out():

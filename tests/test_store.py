@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from fedthe import store
+from fedthe import foreign, store
 from fedthe.engine.loop import Loop
 from fedthe.errors import InputError
 from fedthe.records import describe_environment
@@ -72,7 +72,7 @@ def test_an_npz_with_a_pickle_inside_is_refused(tmp_path):
     path = tmp_path / "bad.npz"
     np.savez(path, a=np.array([{"an": "object"}], dtype=object), allow_pickle=True)
     with pytest.raises(InputError, match=r"bad\.npz"):
-        store.read_npz(path)
+        foreign.read_npz(path)
 
 
 def test_content_hash_sees_dtype_shape_and_order():
@@ -84,7 +84,7 @@ def test_content_hash_sees_dtype_shape_and_order():
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot write below"), store.whole_file(tmp_path / "file" / "x"):
+    with pytest.raises(InputError, match="cannot write in"), store.whole_file(tmp_path / "file" / "x"):
         pass
 
 

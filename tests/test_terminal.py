@@ -97,7 +97,7 @@ def test_a_bug_is_one_line_with_its_traceback_in_a_file(fedthe, tmp_path, monkey
         raise TypeError("of\nours \x1b[31m")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(cli, "_list_tables", fail)
+    monkeypatch.setattr(cli.paper, "list_tables", fail)
     said = fedthe("table", exits=70).err
     assert said.startswith("fedthe: TypeError: of ours")
     assert said.count("\n") == 1
@@ -115,7 +115,7 @@ def test_control_characters_and_long_lists_do_not_reach_the_terminal(fedthe, mon
     def refuse(as_json):
         raise InputError(f"\x1b[2J\r{list(range(10**5))}.")
 
-    monkeypatch.setattr(cli, "_list_tables", refuse)
+    monkeypatch.setattr(cli.paper, "list_tables", refuse)
     said = fedthe("table", exits=2).err
     assert not set(said[:-1]) & {"\x1b", "\r", "\n"}
     assert len(said) < 3000
@@ -134,8 +134,8 @@ def test_control_characters_and_long_lists_do_not_reach_the_terminal(fedthe, mon
         (["bench", "--baseline", "nowhere.json"], "nowhere.json"),
         (["figure", "weight"], "did you mean weights?"),
         (["figure", "weights", "seeds=x"], "seeds must be a whole number"),
-        (["figure", "weights", "--redraw", "seeds=0"], "leave settings out"),
-        (["table", "main-dir0.1", "rounds=3", "--show", "results"], "leave settings out"),
+        (["figure", "weights", "--redraw", "seeds=0"], "leave out either the settings or"),
+        (["table", "main-dir0.1", "rounds=3", "--show", "results"], "leave out either the settings or"),
         (["data", "show", "digits", "--dirichlet", "5e-324"], "dirichlet must be a positive number"),
         (["data", "show", "digits", "--dirichlet", "nan"], "dirichlet must be a positive number"),
         (["data", "show", "digits", "--seed", "-1"], "seed must be from 0"),
@@ -243,7 +243,7 @@ def wait_for_rounds(path, rounds, child):
     while time.monotonic() < end:
         assert child.poll() is None, child.communicate()
         steps = json.loads(path.read_text())["steps"] if path.exists() else []
-        if any(step["what"].startswith("training") and step["done"] >= rounds for step in steps):
+        if any(step["kind"] == "training" and step["done"] >= rounds for step in steps):
             return
         time.sleep(0.05)
     raise AssertionError(f"no round {rounds} within {LONGEST} seconds")

@@ -110,7 +110,7 @@ def test_keys_may_stand_in_any_order_and_the_first_tree_gives_it():
         (lambda x: tree.map_leaves(torch.add, {"a": x}, {"b": x}), "same keys.*'a', 'b'"),
         (lambda x: tree.map_leaves(torch.add, {"a": x}, {"a": {"b": x}}), "a is a leaf"),
         (lambda x: tree.stack([{"a": x}, {"a": x, "b": x}]), "same keys"),
-        (lambda x: tree.stack([]), "no tree"),
+        (lambda x: tree.stack([]), "at least one tree"),
         (lambda x: tree.flatten({"a.b": x}), "dot"),
         (lambda x: tree.unflatten({"a": x, "a.b": x}), "leaf"),
         (lambda x: tree.unflatten({"a.b": x, "a": x}), "branch"),
@@ -118,7 +118,7 @@ def test_keys_may_stand_in_any_order_and_the_first_tree_gives_it():
         (lambda x: tree.weighted_mean([{"a": x}], [-1.0]), "weights"),
         (lambda x: tree.weighted_mean([{"a": x}], [float("nan")]), "weights"),
         (lambda x: tree.weighted_mean([{"a": x}], [1.0, 1.0]), "1 trees but 2 weights"),
-        (lambda x: tree.weighted_mean([], []), "no tree"),
+        (lambda x: tree.weighted_mean([], []), "at least one tree"),
     ],
 )
 def test_refusals(call, says):

@@ -20,7 +20,7 @@ MARKED = re.compile(r"<!-- results: (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 
 def fill(page: str) -> str:
     def write(found: re.Match[str]) -> str:
-        file = ROOT / "results" / found[1]  # of a table with other settings, in a folder of its own
+        file = ROOT / "results" / found[1]  # tables with other settings have their own folder
         table = find_table(file.name)
         written = write_markdown(table, read_record(table, file.parent))
         return f"<!-- results: {found[1]} -->\n\n{written}\n\n<!-- end -->"

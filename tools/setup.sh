@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make the virtual environment $1 with an installed, editable fedthe and the extras $2. Nothing outside it changes,
-# except that Debian's python3-venv is installed where it is missing and we may (root).
+# Make the virtual environment $1 with an editable install of fedthe and the extras $2. Nothing outside it changes,
+# except that root gets Debian's python3-venv installed where it is missing.
 set -eu
 venv=$1
 extras=$2

@@ -1,14 +1,14 @@
-"""Do hostile things to fedthe, many times, and count what comes of them.
+"""A stress test: disturb fedthe in many ways, and count the outcomes.
 
 usage: python tools/torture.py [--short] [--json FILE] [--only KIND:NUMBER] [--jobs N]
 
-A try damages a copy of a tiny run, or gives a command bad input, a full disk or a kill, and then looks at what the
-command says. Good outcomes: `same` (the numbers of an untouched run), `refused` (one sentence, exit code 2, or 1 for a
-failed experiment), `redone` (made again with the same numbers, and said so). Bad ones: `silent` (other numbers and no
-word), `traceback` (or a crash, or an exit without a sentence), `hang`, `lost` (something is gone that was there).
-The seed decides every try. The exit code is 1 if there was a bad outcome.
+A case damages a copy of a tiny run, or gives a command bad input, a full disk or a kill, and judges what the command
+says. Good outcomes: `same` (the numbers of an undisturbed run), `refused` (a message and exit code 2, or 1 for a failed
+experiment), `redone` (computed again with the same numbers, and a message). Bad ones: `silent` (other numbers without a
+message), `traceback` (or a crash, or an exit without a message), `hang`, `lost` (an existing file is gone). The seed
+determines every case. The exit code is 1 if there was a bad outcome.
 
-With --json benchmarks/torture.json the table of docs/trust.md is written as well.
+With --json benchmarks/torture.json the table in docs/trust.md is written as well.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tried:
 
 
 def attempt(ground: trial.Ground, kind: str, number: int, seed: int, folder: Path) -> Tried:
-    """One try, in a folder of its own. The seed, the kind and the number decide what is done."""
+    """One case, in its own folder. The seed, the kind and the number determine it."""
     place = folder / f"{kind}-{number}"
     place.mkdir()
     rng = random.Random(f"{seed}:{kind}:{number}")
@@ -61,7 +61,7 @@ def attempt(ground: trial.Ground, kind: str, number: int, seed: int, folder: Pat
 
 
 def attempt_all(ground: trial.Ground, tries: list[tuple[str, int]], seed: int, folder: Path, jobs: int) -> list[Tried]:
-    """All tries, `jobs` at a time, each in a process of its own."""
+    """All cases, `jobs` at a time, each in its own process."""
     left, done = list(reversed(tries)), []
     running: dict[int, tuple[str, int, Path]] = {}
     while left or running:
@@ -75,7 +75,7 @@ def attempt_all(ground: trial.Ground, tries: list[tuple[str, int]], seed: int, f
         pid, status = os.wait()
         kind, number, file = running.pop(pid)
         if status:
-            raise SystemExit(f"the trial itself failed in {kind}:{number}")
+            raise SystemExit(f"the stress test itself failed in {kind}:{number}")
         tried = Tried(**trial.read_json(file))
         file.unlink()
         done.append(tried)
@@ -85,7 +85,7 @@ def attempt_all(ground: trial.Ground, tries: list[tuple[str, int]], seed: int, f
 
 
 def _attempt_and_leave(ground: trial.Ground, kind: str, number: int, seed: int, folder: Path, file: Path) -> NoReturn:
-    """The whole life of a forked process: nothing of its parent's is cleaned up at its end."""
+    """What a forked process does. It exits without the clean-up of its parent."""
     code = 1
     try:
         file.write_text(json.dumps(asdict(attempt(ground, kind, number, seed, folder))), encoding="utf-8")
@@ -111,7 +111,7 @@ def lay_out(summary: dict[str, Any]) -> str:
     """The counts as a Markdown table."""
     outcomes = (*trial.GOOD, *trial.BAD)
     lines = [
-        f"| kind | tries | {' | '.join(outcomes)} |",
+        f"| kind | cases | {' | '.join(outcomes)} |",
         f"| --- | ---: | {' | '.join('---:' for _ in outcomes)} |",
     ]
     total: Counter[str] = Counter()
@@ -152,27 +152,27 @@ def load() -> None:
     matplotlib.use("Agg")
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     import fedthe.cli
-    import fedthe.experiment
+    import fedthe.experiment.run
     import fedthe.pictures
+    import fedthe.progress.watch
     import fedthe.report.compare
-    import fedthe.report.watch
     import fedthe.study.bill  # noqa: F401
 
 
 def pick_place() -> Path | None:
-    """Memory where there is enough of it: every file is flushed to the disk when it is written, and that takes long."""
+    """A file system in memory, if it is large enough: every file written is flushed to disk, which is slow."""
     memory = Path("/dev/shm")
     return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="some tries of each kind: what `make test` runs")
-    parser.add_argument("--json", type=Path, help="write counts and bad tries to this file")
-    parser.add_argument("--only", action="append", metavar="KIND:NUMBER", help="this try alone, such as runs:17")
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), help="these kinds alone")
-    parser.add_argument("--seed", type=int, default=0, help="decides every try")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="tries at a time")
+    parser.add_argument("--short", action="store_true", help="some cases of each kind: what `make test` runs")
+    parser.add_argument("--json", type=Path, help="write counts and failures to this file")
+    parser.add_argument("--only", action="append", metavar="KIND:NUMBER", help="only this case, such as runs:17")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), help="only these kinds")
+    parser.add_argument("--seed", type=int, default=0, help="determines every case")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="cases at a time")
     arguments = parser.parse_args()
     tries = pick_tries(arguments)
     began = time.monotonic()
@@ -189,7 +189,7 @@ def main() -> int:
         for each in done:
             print(f"{each.kind}:{each.number} {each.outcome}: {each.what}\n    {each.why}")
     print(lay_out(summary))
-    print(f"{len(done)} tries in {time.monotonic() - began:.0f} s")
+    print(f"{len(done)} cases in {time.monotonic() - began:.0f} s")
     if arguments.json:
         arguments.json.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         if arguments.json.resolve() == RECORD:

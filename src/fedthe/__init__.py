@@ -1,4 +1,4 @@
-"""Personalized federated learning that stays right when the data shifts after deployment.
+"""Personalized federated learning that stays accurate when the data shifts after deployment.
 
 Names are loaded when they are first used, so that `import fedthe` costs little.
 """
@@ -9,14 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .data import DATASETS, load_dataset
-    from .data.plan import Federation, Settings, build
-    from .data.pool import Dataset, Pool
-    from .errors import InputError
-    from .experiment import Results, run
-    from .methods import METHODS
-    from .methods.head_ensemble import head_ensemble
-    from .nets import NETS
+    from .data import DATASETS as DATASETS
+    from .data import load_dataset as load_dataset
+    from .data.plan import Federation as Federation
+    from .data.plan import Settings as Settings
+    from .data.plan import build as build
+    from .data.pool import Dataset as Dataset
+    from .data.pool import Pool as Pool
+    from .errors import InputError as InputError
+    from .experiment.results import Results as Results
+    from .experiment.run import run as run
+    from .methods import METHODS as METHODS
+    from .methods.head_ensemble import head_ensemble as head_ensemble
+    from .nets import NETS as NETS
 
 __version__ = "0.1.0"
 
@@ -32,25 +37,11 @@ _HOMES = {
     "NETS": ".nets",
     "METHODS": ".methods",
     "head_ensemble": ".methods.head_ensemble",
-    "run": ".experiment",
-    "Results": ".experiment",
+    "run": ".experiment.run",
+    "Results": ".experiment.results",
 }
 
-__all__ = [
-    "DATASETS",
-    "METHODS",
-    "NETS",
-    "Dataset",
-    "Federation",
-    "InputError",
-    "Pool",
-    "Results",
-    "Settings",
-    "build",
-    "head_ensemble",
-    "load_dataset",
-    "run",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

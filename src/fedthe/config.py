@@ -1,47 +1,46 @@
-"""An experiment as a flat list of settings: from a TOML file, then `key=value` words, then its network's defaults."""
+"""The settings of an experiment: a TOML file, overridden by `key=value` arguments."""
 
 from __future__ import annotations
 
 import math
 import os
-import stat
-import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from . import foreign
 from .data.plan import Settings
 from .engine.fit import Optimizer
 from .engine.visit import Training
 from .errors import InputError
-from .nets import NETS, takes_width
+from .nets import NETS
+from .nets.make import DEFAULTS, Defaults, find_defaults, takes_width
 from .text import clean, find_nearest, flatten, is_plain, quote
 
-LARGEST = 2**31 - 1  # of every whole number: more rounds, clients or pixels fit no machine
-LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: what file systems take
+LARGEST = 2**31 - 1  # of every whole number: no machine fits more rounds, clients or pixels
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: the limits of file systems
 LARGEST_FILE = 2**20  # bytes of a config file
-EXAMPLE = "my.toml"
-DEEPEST = 8  # tables within tables: no method nests its hyperparameters deeper
+DEEPEST = 8  # levels of nested tables: no method nests its hyperparameters deeper
 
-# What the paper trains each network with.
-OPTIMIZERS = {
-    "cnn": Optimizer(),
-    "resnet20_gn": Optimizer(momentum=0.9),
-    "cct4": Optimizer("adam", lr=0.001, weight_decay=0.0),
-}
+
+def make_optimizer(of: Defaults) -> Optimizer:
+    return Optimizer(of.optimizer, of.lr, of.momentum, of.weight_decay)
+
+
+OPTIMIZERS = {name: make_optimizer(each) for name, each in DEFAULTS.items()}  # the paper's
 
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of a config file. A None is decided by the network or the dataset."""
+    """Every key of a config file. The network or the dataset replaces None, unless a comment says otherwise."""
 
     name: str = "run"
-    out: str | None = None  # the folder of the run; runs/NAME
+    out: str | None = None  # the folder of the run; None: runs/NAME
     methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")
     seeds: tuple[int, ...] = (0,)
     # the benchmark
@@ -55,15 +54,13 @@ class Config:
     frost: str | None = None
     train_fraction: float = 1.0  # of each client's training rows
     test_fraction: float = 1.0  # of its test rows
-    tests: tuple[str, ...] | None = None  # some of the test distributions; all
-    samples: int | None = None  # at most so many of each client's stream; all
+    tests: tuple[str, ...] | None = None  # the test distributions; None: all
+    samples: int | None = None  # at most this many per client and test; None: all
     # the network
     net: str = "cnn"
     width: int = 1
     head_layers: int = 1
-    standardize: bool = (
-        False  # images to mean 0 and deviation 1 per channel, as the authors' code does; else in [-1, 1]
-    )
+    standardize: bool = False  # pixels to mean 0, standard deviation 1 per channel, as the authors do; else to [-1, 1]
     # training
     rounds: int = 100
     participation: float = 1.0
@@ -77,14 +74,14 @@ class Config:
     momentum: float | None = None
     weight_decay: float | None = None
     # how it runs
-    engine: Literal["auto", "loop", "stack"] = "auto"  # stack on a GPU, loop on the CPU
-    device: str = "auto"  # cpu, cuda or one such as cuda:1; a GPU if there is one
+    engine: Literal["auto", "loop", "stack"] = "auto"  # auto: stack on a GPU, loop on the CPU
+    device: str = "auto"  # cpu, cuda, or one GPU such as cuda:1; auto: a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
-    threads: int | None = None  # clients at a time on the CPU, one thread each; as many as there are cores
-    tolerate: Literal["stop", "skip"] = "stop"  # a client whose upload cannot be used ends the run, or is left out
+    threads: int | None = None  # clients at a time on the CPU, one thread each; None: one per core
+    tolerate: Literal["stop", "skip"] = "stop"  # after an unusable upload: stop the method, or skip the client
     checkpoint_seconds: float = 10.0
-    curve: tuple[int, ...] = ()  # rounds after which methods are tested, too: their learning curves
-    keep: tuple[int, ...] = ()  # rounds whose checkpoints stay, so that a run of so many rounds need not train
+    curve: tuple[int, ...] = ()  # earlier rounds after which methods are tested, for learning curves
+    keep: tuple[int, ...] = ()  # rounds whose checkpoints are kept: a run of so many rounds needs no training
     # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
     hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -92,17 +89,17 @@ class Config:
         for name in ("methods", "seeds", "tests"):
             values = getattr(self, name)
             if values is not None and (not values or len(set(values)) != len(values)):
-                raise InputError(f"{name} must name at least one, and each only once, but it is {_show(values)}.")
+                raise InputError(f"{name} must have at least one entry, each only once, but is {_show(values)}.")
         if len(set(self.keep)) != len(self.keep) or min(self.keep, default=1) < 1:
-            raise InputError(f"keep must name rounds from 1, and each only once, but it is {_show(self.keep)}.")
+            raise InputError(f"keep must name rounds from 1 on, without duplicates, but is {_show(self.keep)}.")
         if any(before >= after for before, after in pairwise((0, *self.curve, self.rounds))) and self.curve:
             raise InputError(
-                f"curve must name rounds from 1 to below the {self.rounds} of the run, in order, "
-                f"but it is {_show(self.curve)}."
+                f"curve must name rounds from 1 to below {self.rounds}, the last one, in increasing order, "
+                f"but is {_show(self.curve)}."
             )
         if self.name in (".", "..") or set(self.name) & {"/", "\\"}:
             raise InputError(
-                f"name must be the name of a folder and no path, but it is {quote(self.name)}; out=FOLDER says where."
+                f"name must be the name of a folder, not a path, but is {quote(self.name)}; use out=FOLDER for a path."
             )
         if self.samples is not None and self.samples < 1:
             raise InputError(f"samples must be at least 1, not {self.samples}.")
@@ -110,11 +107,11 @@ class Config:
             raise InputError(f"threads must be from 1 to 1024, not {self.threads}.")
         if not (0 <= self.checkpoint_seconds < float("inf")):
             raise InputError(f"checkpoint_seconds must not be negative or infinite, but is {self.checkpoint_seconds}.")
-        _ = self.training, [self.settings(seed) for seed in self.seeds]  # refuse early what they refuse
+        _ = self.training, [self.settings(seed) for seed in self.seeds]  # these check their own values
         self._refuse_what_does_nothing()
 
     def _refuse_what_does_nothing(self) -> None:
-        """A setting that changes no number would be believed to have changed them."""
+        """Settings without effect, which a user would believe to have one."""
         if self.width != 1 and self.net in NETS and not takes_width(self.net):
             wide = ", ".join(name for name in NETS if takes_width(name))
             raise InputError(f"{self.net} has no width to set; leave width out, or use a network that has one: {wide}.")
@@ -127,7 +124,7 @@ class Config:
 
     @property
     def training(self) -> Training:
-        base = OPTIMIZERS.get(self.net, Optimizer())
+        base = make_optimizer(find_defaults(self.net))
         if self.optimizer is not None and self.optimizer != base.name:
             base = OPTIMIZERS["cct4"] if self.optimizer == "adam" else OPTIMIZERS["cnn"]
         given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay")}
@@ -143,28 +140,25 @@ class Config:
         return asdict(self)
 
     def measures_as(self, other: Config) -> bool:
-        """Whether both give the same results: they differ at most in where and how it runs."""
+        """Whether both give the same results: they differ at most in where and how they run."""
         how = {name: getattr(self, name) for name in ("name", "out", "threads", "checkpoint_seconds", "keep")}
         return replace(other, **how) == self
 
 
-def read_config(path: Path | None, words: Iterable[str] = ()) -> Config:
-    """A file's settings, changed by words such as `rounds=10` or `methods=fedthe,ditto`."""
-    values: dict[str, Any] = {"name": path.stem} if path else {}
-    if path:
-        values |= _read_toml(path)
-    return make_config(read_words(words, values))
+def read_config(path: Path, words: Iterable[str] = ()) -> Config:
+    """A file's settings, overridden by words such as `rounds=10` or `methods=fedthe,ditto`."""
+    return make_config(read_words(words, {"name": path.stem} | _read_toml(path)))
 
 
 def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of words such as `rounds=10`, over those that are there."""
+    """`values`, overridden by words such as `rounds=10`."""
     values, before = dict(values or {}), ""
     for word in words:
         key, equals, value = word.partition("=")
         if not equals and (before.endswith(",") or word.startswith(",")):
             joined = f"{before} {word}".strip()
             raise InputError(
-                f"{quote(word)} stands apart from what is before it; write a list without spaces, "
+                f"{quote(word)} is separated from the list before it; write a list without spaces, "
                 f'or in quotes: {clean(joined.replace("=", "=" + chr(34), 1), 200)}".'
             )
         if not equals:
@@ -172,18 +166,18 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
         if key.startswith("hyper."):
             _put_hyper(values, key, _guess(value))
         else:
-            # natural=none is a word of its own: no shift; without it, whatever is at hand
-            values[key] = value if key == "natural" else _from_text(value, _hint(key))
+            # natural=none means no shift, while None means whatever is available
+            values[key] = value if key == "natural" else _from_text(value, *_hint(key))
         before = word
     return values
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
-    return Config(**{key: _convert(key, value, _hint(key)) for key, value in values.items()})
+    return Config(**{key: _convert(key, value, *_hint(key)) for key, value in values.items()})
 
 
 def read_example() -> str:
-    """A config file to copy: it comes with the package, so that it is there wherever the command is."""
+    """A config file to copy, which comes with the package."""
     return resources.files(__package__).joinpath("quick.toml").read_text(encoding="utf-8")
 
 
@@ -193,25 +187,19 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except ImportError:  # Python 3.10
         import tomli as tomllib
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # to read a pipe or a device may never end
-            raise InputError(f"{path} is no file, so no config can be read from it; name a TOML file.")
-        if about.st_size > LARGEST_FILE:
-            raise InputError(f"{path} has {about.st_size:,} bytes, which is no config; name a TOML file.")
-        return dict(tomllib.loads(path.read_text(encoding="utf-8-sig")))  # editors on Windows begin with a mark
+        text = foreign.read_file(path, LARGEST_FILE).decode("utf-8-sig")  # Windows editors add a byte order mark
+        return dict(tomllib.loads(text))
     except FileNotFoundError:
-        raise InputError(
-            f"{path} does not exist; `fedthe run --example > {EXAMPLE}` writes one to start from."
-        ) from None
+        raise InputError(f"{path} does not exist; `fedthe run --example > my.toml` writes one.") from None
     except OSError as error:
         raise InputError(f"{flatten(path, 200)} cannot be read ({error.strerror}).") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not TOML: {flatten(error, 200)}.") from None
     except RecursionError:
-        raise InputError(f"{path} nests its values too deep; a config is flat but for [hyper.METHOD].") from None
+        raise InputError(f"{path} nests its values too deep; a config is flat except for [hyper.METHOD].") from None
     except InputError:
         raise
-    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits
+    except ValueError as error:  # not UTF-8, or a number with thousands of digits
         raise InputError(f"{path} cannot be read ({flatten(error, 200)}).") from None
 
 
@@ -219,36 +207,37 @@ def _put_hyper(values: dict[str, Any], key: str, value: Any) -> None:
     _, method, *path = key.split(".")
     if not method or not all(path) or not path:
         raise InputError(f"{quote(key)} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
-    hyper = _convert("hyper", values.get("hyper", {}), _hint("hyper"))
+    hyper = _convert("hyper", values.get("hyper", {}), *_hint("hyper"))
     hyper.setdefault(method, {})[".".join(path)] = value
     values["hyper"] = hyper
 
 
 @cache
-def _hints() -> dict[str, Any]:
-    return {each.name: typing.get_type_hints(Config)[each.name] for each in fields(Config)}
+def _hints() -> dict[str, tuple[Any, bool]]:
+    """By setting: its type without None, and whether None is allowed."""
+    hints = {name: (hint, typing.get_args(hint)) for name, hint in typing.get_type_hints(Config).items()}
+    return {name: (of[0], True) if type(None) in of else (hint, False) for name, (hint, of) in hints.items()}
 
 
-def _hint(key: str) -> Any:
+def _hint(key: str) -> tuple[Any, bool]:
     if key not in _hints():
         raise InputError(f"there is no setting {quote(key)}; {find_nearest(key, _hints())}")
     return _hints()[key]
 
 
-def _from_text(text: str, hint: Any) -> Any:
-    """A word of the command line as the kind of value that the setting takes."""
-    if _optional(hint) and text.lower() == "none":
+def _from_text(text: str, hint: Any, optional: bool = False) -> Any:
+    """A word of the command line as the type that the setting takes."""
+    if optional and text.lower() == "none":
         return None
-    hint = _bare(hint)
     if typing.get_origin(hint) is tuple:
         kind = typing.get_args(hint)[0]
-        parts = [part.strip() for part in text.split(",")] if text else []  # curve= is none
+        parts = [part.strip() for part in text.split(",")] if text else []  # curve= is empty
         return [_from_text(part, kind) for part in parts]
     return text if hint is str else _guess(text)
 
 
 def _guess(text: str) -> Any:
-    for kind in (int, float) if text.isascii() else ():  # Python would also take digits of other scripts
+    for kind in (int, float) if text.isascii() else ():  # Python would also accept digits of other scripts
         try:
             return kind(text)
         except ValueError:
@@ -256,10 +245,10 @@ def _guess(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def _convert(key: str, value: Any, hint: Any) -> Any:
-    if value is None and _optional(hint):
+def _convert(key: str, value: Any, hint: Any, optional: bool = False) -> Any:
+    """The value as the type `hint`, or an error that names the setting."""
+    if value is None and optional:
         return None
-    hint = _bare(hint)
     if hint is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
     origin = typing.get_origin(hint)
@@ -275,7 +264,7 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
         return value
     if origin is dict:
         if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
-            raise InputError(f"{key} must be tables by method, such as [hyper.fedthe], not {quote(value)}.")
+            raise InputError(f"{key} must hold a table per method, such as [hyper.fedthe], not {quote(value)}.")
         return {_check_text(key, method): _flatten(f"{key}.{method}", given) for method, given in value.items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if hint is str and key == "name" and is_number:
@@ -290,20 +279,20 @@ def _convert(key: str, value: Any, hint: Any) -> Any:
 
 
 def _check_number(key: str, value: float, whole: bool = True) -> float:
-    """The number, if machines can count with it. A whole one stays whole, where the setting takes those."""
+    """The number, if it is finite and not too large. `whole`: integers stay integers."""
     if not whole and isinstance(value, int):
         value = float(value) if abs(value) < 10**300 else math.inf
     if isinstance(value, int):
         if abs(value) > LARGEST:
-            raise InputError(f"{key} is too large: whole numbers go up to {LARGEST}, but it is {quote(value, 40)}.")
+            raise InputError(f"{key} is too large: whole numbers go up to {LARGEST}, but this is {quote(value, 40)}.")
         return value
     if not math.isfinite(value):
         raise InputError(f"{key} must be a finite number, not {value}.")
-    return value + 0.0  # so that -0.0, which other files would be filed under, is 0.0
+    return value + 0.0  # turns -0.0, which would have another hash, into 0.0
 
 
 def _check_text(key: str, value: Any) -> str:
-    """The text, if it can be shown and be a path."""
+    """The text, if it is printable and short enough for a path."""
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{key} must not be empty; leave it out for its default.")
     if not is_plain(value):
@@ -331,16 +320,7 @@ def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[s
     return flat
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-
-
-def _optional(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType) or type(None) in typing.get_args(hint)
-
-
-def _bare(hint: Any) -> Any:
-    rest = [each for each in typing.get_args(hint) if each is not type(None)]
-    return rest[0] if _optional(hint) else hint
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def _show(values: Iterable[Any]) -> str:

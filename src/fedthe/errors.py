@@ -1,4 +1,4 @@
-"""What the package says when the input is wrong, or when an experiment cannot go on."""
+"""Exceptions of the package, and how to tell that the disk or the memory is full."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Bad input from a person: one sentence that names the thing and the way out. The command line exits with 2."""
+    """Bad input: one sentence that names what is wrong and how to fix it. The command exits with 2."""
 
 
 class Failed(Exception):
-    """An experiment that cannot go on; the others can. The command line exits with 1."""
+    """One experiment failed; others can continue. The command exits with 1."""
 
 
 class Damaged(InputError):
-    """A file that is not what the package wrote under that name."""
+    """A file that is not what the package wrote under this name."""
 
 
 class MethodFailed(UserWarning):
-    """A method has no results, or not all of them."""
+    """A method lacks some or all of its results."""
 
 
 class Broken(Failed):
@@ -31,13 +31,13 @@ class Broken(Failed):
     def __init__(self, error: BaseException) -> None:
         try:
             words = " ".join(str(error).split())
-        except Exception:  # even that is the user's code
+        except Exception:  # this, too, runs the user's code
             words = "it cannot be shown"
         super().__init__(words if isinstance(error, InputError) and words else f"{type(error).__name__}: {words}")
 
 
 def list_causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it came from: libraries wrap the error of a full disk in their own."""
+    """An error and its causes: libraries wrap the error of a full disk in their own."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -47,19 +47,19 @@ def list_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a disk, a quota or a limit on the size of files is the reason."""
+    """Whether the cause is a full disk, a quota, or a limit on file sizes."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    # of safetensors, which is written in Rust, and of NumPy, which writes a part and says so
+    # safetensors (Rust) gives the message alone; NumPy says how much it wrote
     words = "|".join([*map(os.strerror, codes), "[0-9]+ requested and [0-9]+ written"])
     return any(getattr(each, "errno", None) in codes or re.search(words, str(each)) for each in list_causes(error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """On the CPU torch says it with a plain RuntimeError."""
+    """Whether memory ran out. On the CPU, torch raises a plain RuntimeError."""
     words = ("allocate memory", "not enough memory", "out of memory")
     return any(
         isinstance(each, MemoryError)
-        or type(each).__name__ == "OutOfMemoryError"  # torch's, which is not imported for this
+        or type(each).__name__ == "OutOfMemoryError"  # torch's, without importing torch
         or (isinstance(each, RuntimeError) and any(word in str(each) for word in words))
         for each in list_causes(error)
     )
@@ -67,7 +67,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def code_of_a_method() -> Iterator[None]:
-    """Whatever is raised within the block stops the method that it belongs to, and nothing else."""
+    """Turn any exception of the block into `Broken`, which stops one method and nothing else."""
     try:
         yield
     except Failed:

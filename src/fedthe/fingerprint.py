@@ -1,9 +1,9 @@
-"""The code behind a method of the user's own, as a hash: edited code is another method, and has other results.
+"""A hash of the code of a user's own method: edited code is another method, with other results.
 
-The package's own code is not part of it: where a change of that moves numbers, FORMAT is raised. Hashed is the code as
-it runs, not the file that it came from: bytecode, constants and defaults of every function of the class and, where it
-has one, of its module; and of whatever functions, classes and plain values those refer to. Libraries are left out: a
-run's environment names their versions.
+The package's own code is not part of it: when a change of that changes numbers, FORMAT is raised. The hash covers the
+code as it runs, not its file: bytecode, constants and defaults of every function of the class and of its module, and of
+the functions, classes and plain values that those refer to. Libraries are left out: a run's environment lists their
+versions.
 """
 
 from __future__ import annotations
@@ -23,32 +23,20 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-STANDARD = Path(sysconfig.get_paths()["stdlib"])  # a module of the user's may have the name of one in there
+STANDARD = Path(sysconfig.get_paths()["stdlib"])  # by path, because a user's module may have the name of one in there
 PLAIN = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis))
-# What Python and `dataclass` put into a class; the fields are part of what describes a method anyway.
+# Attributes that Python and `dataclass` put into a class; a method's description has the fields anyway.
 MADE = {
-    "__annotate__",
-    "__annotate_func__",
-    "__annotations__",
-    "__annotations_cache__",
-    "__dataclass_fields__",
-    "__dataclass_params__",
-    "__dict__",
-    "__doc__",
-    "__firstlineno__",
-    "__match_args__",
-    "__module__",
-    "__orig_bases__",
-    "__parameters__",
-    "__qualname__",
-    "__static_attributes__",
-    "__weakref__",
+    *("__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__"),
+    *("__dataclass_fields__", "__dataclass_params__", "__match_args__", "__orig_bases__", "__parameters__"),
+    *("__dict__", "__doc__", "__module__", "__qualname__", "__weakref__"),
+    *("__firstlineno__", "__static_attributes__"),
 }
 GENERATED = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
 
 
 def fingerprint(value: Any) -> str | None:
-    """Of all classes that a method is made of; None where all of them are the package's own, as it came."""
+    """The hash of all classes that a method is made of; None if all of them are the package's own, unpatched."""
     roots = [part for part in _list_parts(value) if _is_plugin(part) or _is_own(part) or list(_list_patches(part))]
     if not roots:
         return None
@@ -59,64 +47,57 @@ def fingerprint(value: Any) -> str | None:
 
 
 def _list_parts(value: Any) -> Iterator[Any]:
-    """The classes of a method, its predictor, its network and whatever else it holds; and functions that it holds."""
+    """The classes of a method, its predictor, its network and all other parts; and the functions among the parts."""
     if isinstance(value, types.FunctionType | types.MethodType | partial):
         yield value
     elif dataclasses.is_dataclass(value):
         yield type(value)
         for each in dataclasses.fields(value):
             yield from _list_parts(getattr(value, each.name))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for each in value:
-            yield from _list_parts(each)
-    elif isinstance(value, dict):
-        for each in value.values():
+    elif isinstance(value, list | tuple | set | frozenset | dict):
+        for each in value.values() if isinstance(value, dict) else value:
             yield from _list_parts(each)
     elif not isinstance(value, PLAIN):
         yield type(value)
 
 
 def _root(value: Any) -> str:
-    """The package that it comes from. A wrapped function says that of what it wraps; its globals are its own."""
+    """The package a value comes from. A wrapper copies `__module__` from what it wraps, so its globals decide."""
     space = getattr(value, "__globals__", None)
     name = space.get("__name__") if isinstance(space, dict) else getattr(value, "__module__", None)
     return str(name or "").partition(".")[0]
 
 
 def _is_plugin(value: Any) -> bool:
-    """A part of a method that comes from another package, be it an installed one."""
+    """A part of a method that comes from another package, even an installed one."""
     return dataclasses.is_dataclass(value) and _root(value) != PACKAGE
 
 
 def _is_own(value: Any) -> bool:
     """Whether the user wrote it: neither the package, nor Python, nor an installed library."""
-    root = _root(value)
-    return root != PACKAGE and not _is_library(root)
+    return not _is_library(_root(value))
 
 
 @cache
 def _is_library(root: str) -> bool:
-    if root == "__main__":
-        return False
+    if root in (PACKAGE, "__main__"):
+        return root == PACKAGE
     file = getattr(sys.modules.get(root), "__file__", None)
-    if file is None:  # built in, or made up
+    if file is None:  # built in, or made at run time
         return root in sys.stdlib_module_names or root in sys.builtin_module_names or not root
     place = Path(file)
     return STANDARD in place.parents or bool({"site-packages", "dist-packages"} & set(place.parts))
 
 
 def _list_patches(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Functions that somebody else put into a class of the package."""
+    """The user's functions that were patched into a class of the package."""
     for each in getattr(kind, "__mro__", ()):
         if _root(each) == PACKAGE:
             for name, value in vars(each).items():
                 function = _unwrap(value)
-                if name not in GENERATED and callable(function) and _is_own(_innermost(function)):
+                inner = function.func if isinstance(function, partial | partialmethod) else function
+                if name not in GENERATED and callable(function) and _is_own(inner):
                     yield name, function
-
-
-def _innermost(function: Any) -> Any:
-    return function.func if isinstance(function, partial | partialmethod) else function
 
 
 def _unwrap(value: Any) -> Any:
@@ -128,12 +109,12 @@ def _unwrap(value: Any) -> Any:
 
 
 class _Walk:
-    """Adds to a hash whatever is reached, each thing once, in an order that depends on names alone."""
+    """Adds everything reached to a hash, once each, in an order that depends only on names."""
 
     def __init__(self, plugins: frozenset[str]) -> None:
         self.sha = hashlib.sha256()
-        self.seen: dict[int, Any] = {}  # by id, and kept alive so that no id is used twice
-        self.plugins = plugins  # packages of the method's own classes, wherever they are installed
+        self.seen: dict[int, Any] = {}  # by id; the values stay alive, so that no id is reused
+        self.plugins = plugins  # packages of the method's own classes, installed or not
 
     def say(self, *words: object) -> None:
         self.sha.update("\0".join(map(str, words)).encode("utf-8", "surrogatepass") + b"\1")
@@ -171,15 +152,16 @@ class _Walk:
             self._visit_function(value)
         elif isinstance(value, type):
             self._visit_class(value)
-        elif type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "shape"):
-            self.say("array", str(value.dtype), tuple(value.shape), _digest(value))
+        elif _root(type(value)) in ("numpy", "torch") and hasattr(value, "shape") and hasattr(value, "tolist"):
+            content = hashlib.sha256(repr(value.tolist()).encode()).hexdigest()
+            self.say("array", str(value.dtype), tuple(value.shape), content)
         else:
             self._visit_object(value)
 
     def _visit_object(self, value: Any) -> None:
-        """Anything else, by its class and what it holds."""
-        # looked up without running anybody's __getattr__, which may do or raise anything
-        wrapped = inspect.getattr_static(value, "__wrapped__", None)  # by functools.lru_cache, for one
+        """Anything else, by its class and state."""
+        # looked up without running a user's __getattr__, which may do or raise anything
+        wrapped = inspect.getattr_static(value, "__wrapped__", None)  # set by functools.lru_cache, for one
         if isinstance(value, types.ModuleType | types.BuiltinFunctionType) or _is_torch_function(value):
             self.say("library", _name(value))
         elif wrapped is not None:
@@ -212,7 +194,7 @@ class _Walk:
                 self.visit(value)
 
     def _visit_module(self, name: str) -> None:
-        """Functions, classes and constants of a module, referred to or not. A script holds more than its methods."""
+        """Functions, classes and constants of a module, used or not; not of a script, which does more than define."""
         module = sys.modules.get(name)
         if module is None or name == "__main__" or id(module) in self.seen:
             return
@@ -232,7 +214,7 @@ class _Walk:
         for cell in function.__closure__ or ():
             try:
                 self.visit(cell.cell_contents)
-            except ValueError:  # it is empty
+            except ValueError:  # an empty cell
                 self.say("empty")
         for name in sorted(names & function.__globals__.keys()):
             self.say(name)
@@ -242,17 +224,17 @@ class _Walk:
             self._visit_global(_import(name), names)
 
     def _visit_global(self, value: Any, names: set[str]) -> None:
-        """What a function refers to by name; of a module, what it refers to inside."""
+        """What a function refers to by name; for a module, what the function uses of it."""
         if not isinstance(value, types.ModuleType):
             self.visit(value)
-        elif value.__name__.partition(".")[0] != PACKAGE and not _is_library(value.__name__.partition(".")[0]):
+        elif not _is_library(value.__name__.partition(".")[0]):
             for name in sorted(names & vars(value).keys()):
                 self.say(name)
                 if vars(value)[name] is not value:
                     self._visit_global(vars(value)[name], names - {name})
 
     def _visit_code(self, code: types.CodeType) -> set[str]:
-        """The code and all that is nested in it; every name that occurs."""
+        """Visit the code and all nested code; returns every name in them."""
         self.say("code", code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
         names = set(code.co_names)
         for const in code.co_consts:
@@ -267,14 +249,14 @@ class _Walk:
 
 
 def _list_imports(function: types.FunctionType) -> set[str]:
-    """The modules that a function imports when it is called, by their full names."""
+    """The full names of the modules that a function imports when called."""
     found: set[str] = set()
     package = str(function.__globals__.get("__package__") or "")
     codes = [function.__code__]
     while codes:
         code = codes.pop()
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-        levels, module = [0], ""  # of relative imports: a constant that stands before the import
+        levels, module = [0], ""  # the level of a relative import is a constant loaded before it
         for step in dis.get_instructions(code):
             if isinstance(step.argval, int) and "LOAD" in step.opname:
                 levels.append(step.argval)
@@ -283,12 +265,12 @@ def _list_imports(function: types.FunctionType) -> set[str]:
                 module = f"{above}{step.argval}".rstrip(".")
                 found.add(module)
             if step.opname == "IMPORT_FROM":
-                found.add(f"{module}.{step.argval}")  # which may be a module, too
+                found.add(f"{module}.{step.argval}")  # may be a module, too
     return found
 
 
 def _import(name: str) -> Any:
-    """A module, imported as the method would; None where that fails, as the method then will."""
+    """A module, imported as the method would; None if that fails."""
     root = name.partition(".")[0]
     try:
         if root == PACKAGE or (root in sys.stdlib_module_names and root not in sys.modules):
@@ -303,7 +285,7 @@ def _is_torch_function(value: Any) -> bool:
 
 
 def _say(value: Any) -> str:
-    """A value as text, without its address in memory, which is another in each process."""
+    """The repr of a value without its memory address, which changes from process to process."""
     try:
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     except Exception:
@@ -312,10 +294,3 @@ def _say(value: Any) -> str:
 
 def _name(value: Any) -> str:
     return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
-
-
-def _digest(array: Any) -> str:
-    import numpy as np
-
-    plain = array.detach().cpu().tolist() if hasattr(array, "detach") else np.asarray(array).tolist()
-    return hashlib.sha256(repr(plain).encode()).hexdigest()

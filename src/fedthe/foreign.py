@@ -1,4 +1,4 @@
-"""Files that somebody else made: only plain files are opened, and nothing unpacks to more than the memory can hold."""
+"""Untrusted files: only regular files are opened, and nothing unpacks to more than fits in memory."""
 
 from __future__ import annotations
 
@@ -22,20 +22,34 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a fo
 
 
 def show_path(path: Path | str) -> str:
-    """A path as a message may show it: other people's file names can hold escape sequences and line breaks."""
+    """A path that is safe to print: file names can hold escape sequences and line breaks."""
     return clean(str(path), 4096)
 
 
 def say_error(error: BaseException) -> str:
-    """What went wrong, in one line without a full stop, to stand within a sentence."""
+    """What went wrong, in one line without a full stop, to use within a sentence."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return flatten(text, 500).rstrip(".")
 
 
+@contextmanager
+def explain(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn any error of the block into the InputError "PROBLEM (its cause); ADVICE."; leave an InputError alone.
+
+    Any, because a damaged file can raise anything in the readers of zips, pickles, arrays and images.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{problem} ({say_error(error)}){f'; {advice}' if advice else ''}.") from None
+
+
 def open_file(path: Path) -> BinaryIO:
-    """A plain file, to read. A FIFO or a device could keep its reader waiting, or fed, forever: those are refused."""
-    _refuse_special(path, os.stat(path).st_mode)  # first, since opening a device can do something by itself
-    # O_NONBLOCK: if a FIFO has taken the file's place since, opening it does not wait for a writer
+    """Open a regular file for reading. FIFOs and devices are refused: they could block or never end."""
+    _refuse_special(path, os.stat(path).st_mode)  # first, because opening a device can have side effects
+    # O_NONBLOCK: if a FIFO has replaced the file since, opening it does not wait for a writer
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         _refuse_special(path, os.fstat(handle).st_mode)
@@ -46,24 +60,22 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """All of a plain file of at most `limit` bytes."""
+    """The content of a regular file of at most `limit` bytes."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise InputError(
-                f"{show_path(path)} has {size:,} bytes, more than the {limit:,} that such a file may have."
-            )
+            raise InputError(f"{show_path(path)} has {size:,} bytes, more than the limit of {limit:,}.")
         return file.read(size)
 
 
 def _refuse_special(path: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise InputError(f"{show_path(path)} is {kind}, not a plain file; name one, or put one there.")
+        raise InputError(f"{show_path(path)} is {kind}, not a regular file; name a regular file.")
 
 
 def find_room() -> int:
-    """The bytes that one dataset may take: half of the memory of this machine, or of the container it runs in."""
+    """How many bytes a dataset may take: half of the memory of this machine or container."""
     try:
         sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -74,19 +86,19 @@ def find_room() -> int:
     return min(sizes) // 2
 
 
-def check_room(what: str, size: int, way_out: str) -> None:
-    """Refuse `size` bytes of something before they are allocated."""
+def check_room(what: str, size: int, advice: str) -> None:
+    """Refuse `size` bytes before they are allocated, if they are too many."""
     room = find_room()
     if size > room:
         raise InputError(
-            f"{what} would take {size / 1e9:,.1f} GB, more than half of the memory here ({room / 1e9:,.1f} GB); "
-            f"{way_out}."
+            f"{what} would take {size / 1e9:,.1f} GB, more than half of this machine's memory ({room / 1e9:,.1f} GB); "
+            f"{advice}."
         )
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an array of an npz file is, known before it is read."""
+    """Shape and dtype of an array, known before the array is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -98,42 +110,36 @@ class Header:
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """The arrays of an npz file by name, none of them unpacked."""
+    """The headers of the arrays in an npz file, by name, without unpacking any array."""
     with _open_npz(path) as (archive, entries):
         return {name: _read_header(archive, entry) for name, entry in entries.items()}
 
 
-def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, or those named: C order, this machine's byte order, no pickle trusted."""
+def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """The arrays of an npz file (all, or those in `names`) in C order and native byte order; pickles are refused."""
     with _open_npz(path) as (archive, entries):
         wanted = {name: entries[name] for name in (entries if names is None else names)}
         size = sum(_read_header(archive, entry).size for entry in wanted.values())
-        check_room(show_path(path), size, "use a machine with more, or save fewer or smaller images")
+        check_room(show_path(path), size, "use a machine with more memory, or save fewer or smaller images")
         return {name: _read_array(archive, entry) for name, entry in wanted.items()}
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of an npy file, no pickle trusted; what is wrong with it can raise any error."""
+    """The array of an npy file; pickles are refused. A damaged file can raise any exception."""
     with open_file(path) as file:
         header = _check_header(path.name, file, os.fstat(file.fileno()).st_size)
-        check_room(show_path(path), header.size, "use a machine with more")
+        check_room(show_path(path), header.size, "use a machine with more memory")
         file.seek(0)
         return np.asarray(npy.read_array(file, allow_pickle=False))
 
 
 @contextmanager
 def _open_npz(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    try:
+    with explain(f"{show_path(path)} is not a readable npz file", "make or fetch it again"):
+        if not path.exists():
+            raise InputError(f"{show_path(path)} does not exist.")
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             yield archive, _list_entries(archive)
-    except InputError:
-        raise
-    except FileNotFoundError:
-        raise InputError(f"{show_path(path)} does not exist.") from None
-    except Exception as error:  # what damage can raise in the zip, zlib and npy readers is no closed list
-        raise InputError(
-            f"{show_path(path)} is not a readable npz file ({say_error(error)}); make or fetch it again."
-        ) from None
 
 
 def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
@@ -141,13 +147,13 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     for entry in archive.infolist():
         name = entry.filename.removesuffix(".npy")
         if name == entry.filename:
-            raise ValueError(f"{clean(name)!r} in it is no array")
+            raise ValueError(f"{clean(name)!r} in it is not an array")
         if name in entries:
             raise ValueError(f"it holds {clean(name)!r} twice")
         if entry.flag_bits & 1:
             raise ValueError(f"{clean(name)!r} in it is encrypted")
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{clean(name)!r} in it is not packed as NumPy packs arrays")
+            raise ValueError(f"{clean(name)!r} in it is compressed in a way that NumPy does not use")
         entries[name] = entry
     return entries
 
@@ -158,7 +164,7 @@ def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 
 def _check_header(name: str, stream: IO[bytes], size: int) -> Header:
-    """The header of an npy file, which must fit its `size`: so it cannot make its reader allocate more."""
+    """The header of an npy file, which must match the file's `size`, so that nothing larger is allocated."""
     version = npy.read_magic(stream)
     if version not in ((1, 0), (2, 0)):  # 3.0 is only for records
         raise ValueError(f"{name!r} is of npy version {version[0]}.{version[1]}")
@@ -167,12 +173,12 @@ def _check_header(name: str, stream: IO[bytes], size: int) -> Header:
     if dtype.kind not in "biufcSU" or dtype.itemsize == 0:
         raise ValueError(f"{name!r} is an array of {'objects' if dtype.hasobject else clean(str(dtype))}")
     if min(shape, default=0) < 0 or header.size != rest:
-        raise ValueError(f"the header of {name!r} claims {header.size} bytes, and it has {rest}")
+        raise ValueError(f"the header of {name!r} claims {header.size} bytes, but it has {rest}")
     return header
 
 
 def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     with archive.open(entry) as stream:
         array = npy.read_array(stream, allow_pickle=False)
-        stream.read(1)  # at its end the checksum is compared
+        stream.read(1)  # reading to the end checks the checksum
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")

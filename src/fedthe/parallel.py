@@ -1,8 +1,8 @@
-"""Independent work on several CPU cores: worker threads, each of which computes with a single thread of torch.
+"""Independent work on several CPU cores: worker threads, each of which computes with a single torch thread.
 
-Torch's own way, one operation spread over all cores, makes every operation wait for its slowest thread. On a busy
-machine a thread may not be running at all, and the others burn their share of the CPU while they wait for it. Workers
-that need nothing from each other lose only what other programs take, and numbers do not depend on how many there are.
+Torch's own parallelism spreads each operation over all cores, so every operation waits for its slowest thread. On a
+busy machine a thread may not run at all, while the others burn CPU time waiting for it. Independent workers lose only
+what other programs take, and the results do not depend on their number.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ R = TypeVar("R")
 
 
 def map_in_threads(fn: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
-    """`fn` of every item, in order; at most `threads` at a time, and few results wait to be taken.
+    """`fn` of every item, in order; at most `threads` run at a time, and few results are buffered.
 
-    The first exception ends it: what has not begun is dropped, and running work is interrupted.
+    The first exception ends it: pending work is dropped, and running work is interrupted.
     """
     with one_thread_of_torch():
         if threads > 1:
             yield from _map(fn, items, threads)
         else:
-            for item in items:  # no `map`: a StopIteration of `fn` would end it as if it were done
+            for item in items:  # not `map`, which a StopIteration from `fn` would end silently
                 yield _compute(fn, item)
 
 
 def _compute(fn: Callable[[T], R], item: T) -> R:
-    """In any thread alike: what a caller has set for its own thread does not count."""
+    """The same in any thread: torch settings of the caller's thread have no effect."""
     import torch
 
     with torch.enable_grad(), torch.autocast("cpu", enabled=False):
@@ -67,7 +67,7 @@ def _map(fn: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
             yield waiting.popleft().result()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        with lock:  # who is idle must not be interrupted: it has to pass on the word that the pool is closed
+        with lock:  # only running workers: idle ones must stay alive to pass on the pool's shutdown
             over.set()
             for worker in running:
                 _interrupt(worker)
@@ -77,13 +77,13 @@ def _map(fn: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
 
 
 def _interrupt(thread: int) -> None:
-    """Raise SystemExit in a thread, between two operations: a client may have minutes of training before it."""
+    """Raise SystemExit in a thread between two operations: a client may have minutes of training left."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
 
 
 @contextmanager
 def one_thread_of_torch() -> Iterator[None]:
-    """Within the block, operations of this thread and of threads that begin in it are not spread over cores."""
+    """Within the block, operations of this thread and of threads started in it use one core each."""
     import torch
 
     before = torch.get_num_threads()

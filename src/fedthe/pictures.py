@@ -1,4 +1,4 @@
-"""Pictures of a federation: who holds which classes, and what each test distribution looks like."""
+"""Pictures of a federation: which classes each client holds, and what each test distribution looks like."""
 
 from __future__ import annotations
 
@@ -8,33 +8,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .corruptions import CORRUPTIONS
 from .data.plan import Federation
 from .data.shifts import CORRUPTED, Stream
+from .names import TEST_NAMES
 from .store import whole_file
 from .text import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TITLES = {
-    "original": "original",
-    "corrupted": "corrupted",
-    "ooc": "out-of-client",
-    "mixture": "mixture",
-    "corrupted_ooc": "corrupted\nout-of-client",
-}
 COLUMNS = 14  # example images in a row
 
 
 def title_of(test: str, federation: Federation) -> str:
-    """What a test distribution is called in front of people; a natural shift by the pool it comes from."""
+    """The display name of a test distribution; a natural shift is named after its pool."""
     if test in federation.dataset.natural:
         return f"natural:\n{clean(federation.dataset.natural[test].name, 30)}"
-    return TITLES[test]
+    return TEST_NAMES[test].replace(" ", "\n")
 
 
 def draw_clients(federation: Federation, path: Path) -> None:
-    """Class by client: how many rows of each class every client holds."""
+    """A heat map of the number of rows of each class that each client holds."""
     from matplotlib.figure import Figure
 
     counts = federation.class_counts.T  # [classes, clients]
@@ -93,26 +88,24 @@ def draw_tests(federation: Federation, path: Path, client: int | None = None) ->
 
 
 def pick_client(federation: Federation) -> int:
-    """The first client that has every test distribution, or else the first."""
+    """The first client that has every test distribution, or client 0."""
     complete = (k for k, streams in enumerate(zip(*federation.tests.values(), strict=True)) if None not in streams)
     return next(complete, 0)
 
 
 def _caption(federation: Federation, stream: Stream) -> list[str]:
-    from .data.corrupt import CORRUPTIONS
-
-    names = tuple(CORRUPTIONS)
     captions = []
     for source, row, label in zip(stream.source, stream.rows, federation.labels(stream), strict=True):
         caption = clean(federation.pool.classes[label], 14)
         if source == CORRUPTED:
             kind = federation.corruptions[np.searchsorted(federation.test_rows, row)]
-            caption += "\n" + names[kind].replace("_", " ").removesuffix(" transform").removesuffix(" compression")
+            name = CORRUPTIONS[kind].removesuffix("_transform").removesuffix("_compression")
+            caption += "\n" + name.replace("_", " ")
         captions.append(caption)
     return captions
 
 
 def save(figure: Figure, path: Path) -> None:
     with whole_file(path) as part, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a box stands for it
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
         figure.savefig(part, format="png", dpi=130)

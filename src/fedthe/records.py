@@ -1,12 +1,12 @@
-"""What a run leaves on disk. Every file is whole or not there, and none is a pickle.
+"""What a run leaves on disk. Every file is written whole or not at all, and none is a pickle.
 
 runs/NAME/config.json        what ran
 runs/NAME/environment.json   with which versions, on which machine
-runs/NAME/manifest-S.json    the federation of seed S: who held which rows
+runs/NAME/manifest-S.json    the federation of seed S: which client holds which rows
 runs/NAME/trainings/ID.*     a federated training: its checkpoint (safetensors), what is known of it (JSON), and the
                              state of its clients where that is too much for memory (records of one size)
 runs/NAME/answers/ID.json    one method on one seed: its scores on every client and test
-runs/NAME/samples/ID.npz     the same, sample by sample: the class, the answer, and for two heads theirs and e
+runs/NAME/samples/ID.npz     the same by sample: label, answer, and with two heads the answers of both and e
 runs/NAME/examples/ID.npz    the first images of some streams, to look at
 runs/NAME/results.jsonl      all scores of the run, one line per method, seed, test and client; and as Parquet
 """
@@ -19,7 +19,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,46 +29,45 @@ import torch
 
 from . import foreign, store, tree
 from .engine.clients import Clients
+from .engine.server import Server
 from .engine.visit import Engine, Progress
 from .errors import Damaged, InputError
 from .text import flatten, hide_secrets
 
-PARTS = (".clients", ".json", ".safetensors")  # the files of a training, the one that counts last
+PARTS = (".clients", ".json", ".safetensors")  # the files of a training; the last says that it is there
 
 
 def save_progress(path: Path, progress: Progress) -> None:
-    """A checkpoint: shared state, every client's own, the losses so far.
+    """A checkpoint: shared state, the state of every client, and the losses so far.
 
-    Where the clients' state is too much for memory it stays in a file beside the checkpoint, which refers to it.
+    Client states that do not fit in memory stay in a file beside the checkpoint, which refers to it.
     """
     from safetensors.torch import save_file
 
-    assert isinstance(progress.mine, Clients)  # methods side by side are kept one by one
-    progress.mine.sync()
-    named, clients = progress.mine.state()
-    named = {f"clients.{name}": leaf for name, leaf in named.items()}
-    named |= {f"shared.{name}": leaf for name, leaf in tree.flatten(progress.shared).items()}
-    kept: dict[str, torch.Tensor] = {}
-    links: dict[str, str] = {}
-    seen: dict[int, str] = {}
-    for name, leaf in named.items():
-        first = seen.setdefault(id(leaf), name)
-        if first == name:
-            kept[name] = leaf.detach().cpu().contiguous().clone()  # a view of a larger tensor would be refused
-        else:
-            links[name] = first  # a tensor that several names share is kept once
+    progress.clients.sync()
+    named, clients = progress.clients.state()
+    parts = {
+        "clients": named,
+        "shared": tree.flatten(progress.server.shared),
+        "averages": tree.flatten(progress.averages),
+    }
+    # copies: a view of a larger tensor would be refused
+    tensors = {
+        f"{part}.{name}": leaf.detach().cpu().contiguous().clone()
+        for part, leaves in parts.items()
+        for name, leaf in leaves.items()
+    }
     facts = {
         "round": progress.round,
-        "losses": list(progress.losses),
-        "skipped": list(progress.skipped),
+        "losses": list(progress.server.losses),
+        "skipped": list(progress.server.skipped),
         "clients": clients,
-        "shared": list(tree.flatten(progress.shared)),
-        "links": links,
-        "tensors": _hash_tensors(kept),
+        "leaves": {part: list(leaves) for part, leaves in parts.items()},  # in their order
+        "tensors": _hash_tensors(tensors),
     }
     with store.whole_file(path) as part:
-        save_file(kept, part, metadata={"fedthe": json.dumps(facts), "sha256": _seal(path, facts)})
-    progress.mine.forget_others()
+        save_file(tensors, part, metadata={"fedthe": json.dumps(facts), "sha256": _seal(path, facts)})
+    progress.clients.forget_others()
 
 
 def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | None:
@@ -78,20 +77,20 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
     if not path.exists():
         return None
     try:
-        foreign.open_file(path).close()  # which a FIFO or a device is not
+        foreign.open_file(path).close()  # refuses FIFOs and devices
         with safe_open(path, framework="pt") as file:
             facts = _check_facts(path, file.metadata() or {})
-            # copies: how a tensor lies in the file would decide about the last bits of products
-            kept = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  no dict
-        if _hash_tensors(kept) != facts["tensors"]:
+            # copies, since alignment in the file would change the last bits of products
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  no dict
+        if _hash_tensors(tensors) != facts["tensors"]:
             raise Damaged(f"{path} was changed after it was written")
-        kept = {name: leaf.to(device) for name, leaf in kept.items()}
-        named = kept | {name: kept[first] for name, first in facts["links"].items()}
-        shared = {name: named[f"shared.{name}"] for name in facts["shared"]}  # in their order
-        own = {name.removeprefix("clients."): leaf for name, leaf in named.items() if name.startswith("clients.")}
-        mine = Clients.restore(own, facts["clients"], clients_file(path))
-        losses, skipped = tuple(facts["losses"]), tuple(facts["skipped"])
-        return Progress(facts["round"], tree.unflatten(shared), mine, losses, skipped)
+        parts = {
+            part: {name: tensors[f"{part}.{name}"].to(device) for name in names}
+            for part, names in facts["leaves"].items()
+        }
+        shared, averages = tree.unflatten(parts["shared"]), tree.unflatten(parts["averages"])
+        server = Server(facts["round"], shared, tuple(facts["losses"]), tuple(facts["skipped"]))
+        return Progress(server, averages, Clients.restore(parts["clients"], facts["clients"], clients_file(path)))
     except Damaged as error:
         raise Damaged(f"{error}; delete it to train again.") from None
     except InputError:
@@ -109,7 +108,7 @@ def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def _seal(path: Path, facts: Mapping[str, Any]) -> str:
-    """Of a training, whatever its number of rounds: one of fewer rounds is the beginning of one of more."""
+    """A hash of the facts and the training, without its number of rounds: a longer training may begin as a copy."""
     return store.content_hash("fedthe", path.stem.rpartition("-")[0], facts)
 
 
@@ -121,13 +120,13 @@ def _check_facts(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_round(path: Path) -> int:
-    """How many rounds the training of a checkpoint has behind it; -1 where it is damaged."""
+    """How many rounds a checkpoint has; -1 where it is missing or damaged."""
     reached = _read_facts(path).get("round")
     return reached if isinstance(reached, int) else -1
 
 
 def read_losses(path: Path) -> list[float]:
-    """The mean local loss of every round of a checkpoint's training; none where it is not there or damaged."""
+    """The mean local loss of every round of a checkpoint; none where it is missing or damaged."""
     return list(_read_facts(path).get("losses", []))
 
 
@@ -143,10 +142,10 @@ def _read_facts(path: Path) -> dict[str, Any]:
 
 
 def copy_progress(path: Path, to: Path) -> None:
-    """A training of fewer rounds as the beginning of a longer one. The checkpoint comes last: it counts."""
+    """Begin a longer training with a copy of a shorter one. The checkpoint comes last, so that it is never alone."""
     for suffix in PARTS:
         if suffix == ".json":
-            with suppress(Damaged):  # how long it took is not worth more than the training
+            with suppress(Damaged):  # the time it took is dispensable
                 if facts := store.read_sealed(path.with_suffix(suffix)):
                     store.write_sealed(to.with_suffix(suffix), facts)
         elif path.with_suffix(suffix).exists():
@@ -160,7 +159,7 @@ def delete_progress(path: Path) -> None:
 
 
 def clients_file(path: Path) -> Path:
-    """Where the state of many clients is, that belongs to a checkpoint."""
+    """The file with client states that belongs to a checkpoint."""
     return path.with_suffix(".clients")
 
 
@@ -183,20 +182,6 @@ def read_samples(path: Path) -> dict[str, np.ndarray]:
         return {}
 
 
-def write_results(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """results.jsonl, and results.parquet where pyarrow is installed."""
-    rows = list(rows)
-    with store.whole_file(folder / "results.jsonl") as part:
-        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return
-    with store.whole_file(folder / "results.parquet") as part:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), part)
-
-
 def describe_environment(engine: Engine) -> dict[str, Any]:
     from . import __version__
 
@@ -215,7 +200,7 @@ def describe_environment(engine: Engine) -> dict[str, Any]:
 
 
 def _name_command() -> str:
-    """What was typed to get here; nothing where Python was asked line by line."""
+    """The command line; "" in an interactive session."""
     script, *words = map(hide_secrets, sys.argv or [""])
     path = Path(script)
     if path.stem == "fedthe" or path.parts[-2:] == ("fedthe", "__main__.py"):

@@ -1,7 +1,7 @@
-"""Stateless draws: a number depends on what it is for, never on what was drawn before it.
+"""Stateless draws: a number depends on what it is for, never on earlier draws.
 
 Every draw is keyed by a path of names and integers, such as `key(seed, "corrupt", "fog")`, and by an item (a sample, a
-client, a round). So a result does not depend on batch size, order, thread count or device. The generator is
+client, a round). So results do not depend on batch size, order, number of threads or device. The generator is
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written once for NumPy arrays and
 torch tensors.
 """
@@ -27,8 +27,8 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def key(*path: int | str) -> Key:
-    """Two 32-bit words that stand for what the draws are for."""
-    # by value: NumPy's integers name themselves differently from one version to the next
+    """Two 32-bit words that identify what the draws are for."""
+    # as Python integers: the repr of NumPy's differs between versions
     plain = tuple(part if isinstance(part, str) else operator.index(part) for part in path)
     digest = hashlib.sha256(repr(plain).encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
@@ -37,11 +37,11 @@ def key(*path: int | str) -> Key:
 def philox(
     counter: tuple[Array, Array, Array, Array], key: Key | tuple[Array, Array]
 ) -> tuple[Array, Array, Array, Array]:
-    """Ten rounds of Philox4x32; each word is an int64 in [0, 2**32). A key of arrays is one for each counter."""
+    """Ten rounds of Philox4x32; each word is an int64 in [0, 2**32). A key of arrays has a key per counter."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # int64 products wrap, which keeps their low 64 bits: the masks below undo the sign
+        # int64 products overflow but keep their low 64 bits; the masks below remove the sign
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (p1 >> 32 & _WORD) ^ c1 ^ k0, p1 & _WORD, (p0 >> 32 & _WORD) ^ c3 ^ k1, p0 & _WORD
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
@@ -64,7 +64,7 @@ def words(key: Key, items: Array, count: int) -> Array:
 
 
 def uniform(key: Key, items: Array, count: int) -> Array:
-    """In (0, 1), never 0 or 1: the centres of 2**23 cells, exact in float32. NumPy gives float64, torch float32."""
+    """In (0, 1), never 0 or 1: the centres of 2**23 cells, exact in float32. Float64 in NumPy, float32 in torch."""
     cells = words(key, items, count) >> 9
     if isinstance(cells, np.ndarray):
         return (cells + 0.5) * 2.0**-23
@@ -82,7 +82,7 @@ def normal(key: Key, items: Array, count: int) -> Array:
 
 
 def integers(key: Key, items: Array, count: int, low: int, high: int) -> Array:
-    """Whole numbers in [low, high)."""
+    """Integers in [low, high)."""
     return (words(key, items, count) * (high - low) >> 32) + low
 
 
@@ -93,9 +93,9 @@ def shuffled(key: Key, n: int) -> np.ndarray:
 
 
 def choose(key: Key, n: int, count: int) -> np.ndarray:
-    """`count` different members of range(n), in random order."""
+    """`count` distinct members of range(n), in random order."""
     if count <= n // 8:
-        # few out of many: take draws as they come and pass over repeats, instead of shuffling all n
+        # few out of many: draw one by one and skip repeats, instead of shuffling all n
         drawn = integers(key, np.zeros(1, dtype=np.int64), 2 * count + 16, 0, n)[0]
         first = np.sort(np.unique(drawn, return_index=True)[1])
         if len(first) >= count:

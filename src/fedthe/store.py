@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, and a cache on disk keyed by content."""
+"""Files: atomic writes, seals that reveal changes, locks, and a cache on disk keyed by content."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -32,23 +32,21 @@ def home() -> Path:
 
 
 def expand(path: Path) -> Path:
-    """`path` with a leading ~ made the user's folder."""
+    """`path` with a leading ~ replaced by the home folder."""
     try:
         return path.expanduser()
     except RuntimeError:
-        raise InputError(f"there is no home folder for {path}; name the place in full, or set FEDTHE_HOME.") from None
+        raise InputError(f"there is no home folder for {path}; give the full path, or set FEDTHE_HOME.") from None
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place only when the block ends well."""
+    """A temporary path beside `path` that replaces it if the block succeeds."""
     make_folder(path.parent)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.", suffix=".part")
     except OSError as error:
-        raise InputError(
-            f"cannot write below {path.parent} ({error.strerror}); make room, or name another place."
-        ) from None
+        raise _cannot_write(path.parent, error.strerror) from None
     os.close(handle)
     part = Path(name)
     try:
@@ -59,10 +57,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         try:
             os.replace(part, path)
         except OSError as error:
-            raise InputError(f"cannot write {path} ({error.strerror}); name another place.") from None
+            raise InputError(f"cannot write {path} ({error.strerror}); use another path.") from None
     except Exception as error:
         if is_disk_full(error):
-            raise InputError(f"{path} does not fit on the disk; make room, and run the same command again.") from None
+            raise InputError(f"{path} does not fit on the disk; free some space and try again.") from None
         raise
     finally:
         part.unlink(missing_ok=True)
@@ -70,7 +68,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path` that takes its place, old content and all, only when the block ends well."""
+    """A temporary folder beside `path` that replaces it, with all its content, if the block succeeds."""
     make_folder(path.parent)
     part = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
     old = part.with_suffix(".old")
@@ -95,19 +93,19 @@ def write_json(path: Path, value: object, indent: int | None = 1) -> None:
         part.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
-SEALED = 1  # in the names of cached files: those of versions that did not seal them are left alone
-# A sealed file carries its id, which is its name, and a hash of both and its content. So a file that was damaged,
-# edited, or copied over another is noticed when it is read.
+SEALED = 1  # in the names of cached files, so that unsealed ones of older versions are ignored
+# A sealed file holds its id, which is its name, and a hash of id and content. So a file that was damaged, edited, or
+# copied over another is noticed when it is read.
 
 
 def write_sealed(path: Path, value: Mapping[str, Any], indent: int | None = 1) -> None:
-    """A JSON object, sealed. One that has an id of its own may be called otherwise later."""
+    """Write a JSON object with a seal. An object with an "id" keeps a valid seal when its file is renamed."""
     id = str(value.get("id", path.stem))
     write_json(path, {**value, "seal": [id, _seal(id, value)]}, indent)
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """What `write_sealed` wrote, or None if there is no such file."""
+    """What `write_sealed` wrote, or None if the file does not exist."""
     try:
         with foreign.open_file(path) as file:
             return unseal(path, json.load(file))
@@ -120,16 +118,16 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
 
 
 def unseal(path: Path, value: Any) -> dict[str, Any]:
-    """What was sealed, of the content of the file at `path`."""
+    """The content without its seal, which must be valid for the file at `path`."""
     if not isinstance(value, dict) or not isinstance(value.get("seal"), list):
-        raise Damaged(f"{path} is not sealed: it was damaged, or made by hand or by an earlier version.")
+        raise Damaged(f"{path} is not sealed: it was damaged, or written by hand or by an earlier version.")
     content = {key: part for key, part in value.items() if key != "seal"}
     _check_seal(path, str(content.get("id", path.stem)), tuple(value["seal"]), content)
     return content
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = False) -> None:
-    """An npz file, sealed in the comment of its archive."""
+    """Write an npz file with a seal in the comment of the archive."""
     save = np.savez_compressed if compress else np.savez
     with whole_file(path) as part:
         with part.open("wb") as file:
@@ -143,10 +141,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         with foreign.open_file(path) as file, zipfile.ZipFile(file) as archive:
             given = tuple(json.loads(archive.comment))
-        arrays = read_npz(path)
+        arrays = foreign.read_npz(path)
     except FileNotFoundError:
         raise InputError(f"{path} does not exist.") from None
-    except Exception as error:  # what damage can raise in the zip and zlib readers is no closed list
+    except Exception as error:  # a damaged file can raise anything in the zip and zlib readers
         raise Damaged(f"{path} is damaged ({foreign.say_error(error)}).") from None
     _check_seal(path, path.stem, given, *_list_arrays(arrays))
     return arrays
@@ -175,17 +173,17 @@ def file_hash(path: Path) -> str:
 
 @contextmanager
 def hold(path: Path, wait: bool = True) -> Iterator[bool]:
-    """The lock `path`, for one process or thread at a time; gives whether it was to be had, where nobody waits for it.
+    """Hold the lock `path`, which one process or thread can have at a time; yields False if taken and not `wait`.
 
-    The system lets go of the lock of a process that ends, however it ends: none is ever stale. Where a file system
-    knows no locks, everybody has them all.
+    The system releases the lock of a process that ends, however it ends, so no lock is ever stale. On a file system
+    without locks, everyone gets the lock.
     """
     make_folder(path.parent)
     while True:
         try:
             file = path.open("a")
         except OSError as error:
-            raise InputError(f"cannot write {path} ({error.strerror}); make room, or name another place.") from None
+            raise _cannot_write(path.parent, error.strerror) from None
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -194,14 +192,14 @@ def hold(path: Path, wait: bool = True) -> Iterator[bool]:
             yield False
             return
         except OSError:
-            break  # no locks here
+            break  # no locks on this file system
         if _is_file(file, path):
             break
-        file.close()  # whoever held it has removed it: the next file of that name counts
+        file.close()  # its last holder has removed it: try the next file of this name
     try:
         yield True
     finally:
-        path.unlink(missing_ok=True)  # while it is ours, so that nobody else can be holding this file
+        path.unlink(missing_ok=True)  # while we hold it, so that nobody else can hold this file
         file.close()
 
 
@@ -213,7 +211,7 @@ def _is_file(file: IO[str], path: Path) -> bool:
 
 
 def content_hash(*parts: object) -> str:
-    """SHA-256 over arrays (dtype, shape and bytes) and anything that JSON can say."""
+    """SHA-256 over arrays (dtype, shape and bytes) and JSON values."""
     sha = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -227,32 +225,27 @@ def content_hash(*parts: object) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays stored under `key`, or those that `make` gives, stored. A damaged file is made again."""
+    """The arrays cached under `key`; `make` computes them if the file is missing or damaged."""
     path = home() / "cache" / f"{kind}-{key[:32]}-{SEALED}.npz"
     try:
         return read_arrays(path)
     except Damaged as error:
-        warnings.warn(f"{error} It is made again.", stacklevel=2)
+        warnings.warn(f"{error} It is computed again.", stacklevel=2)
     except InputError:
-        pass  # it is not there
+        pass  # it does not exist
     arrays = dict(make())
     try:
         write_arrays(path, arrays)
-    except (InputError, OSError) as error:  # a cache is a convenience: without it, the work is done again next time
+    except (InputError, OSError) as error:  # without a cache, the work is done again next time
         warnings.warn(f"nothing is cached: {error}", stacklevel=2)
     return arrays
-
-
-def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """The arrays of an npz file, or those named, with no pickle trusted and no more unpacked than memory can hold."""
-    return foreign.read_arrays(path, names)
 
 
 def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot write below {folder} ({error.strerror}); name another place.") from None
+        raise _cannot_write(folder, error.strerror) from None
 
 
 def check_folder(folder: Path) -> None:
@@ -260,7 +253,11 @@ def check_folder(folder: Path) -> None:
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "Permission denied" if there.is_dir() else "Not a directory"
-        raise InputError(f"cannot write below {folder} ({why}); name another place.")
+        raise _cannot_write(folder, why)
+
+
+def _cannot_write(folder: Path, why: str | None) -> InputError:
+    return InputError(f"cannot write in {folder} ({why}); use another folder.")
 
 
 def _umask() -> int:

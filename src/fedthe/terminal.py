@@ -1,6 +1,6 @@
-"""The command's last line of defence: whatever goes wrong, a terminal gets one readable sentence and an exit code.
+"""How the command ends: any error becomes one readable sentence and an exit code.
 
-2 is bad input, 1 is work that cannot go on, 70 is a bug, 130 and 143 are Ctrl-C and SIGTERM.
+2 is bad input, 1 is failed work, 70 is a bug, 130 and 143 are Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 from .errors import Failed, InputError, is_disk_full, is_out_of_memory
-from .text import clean, find_nearest, hide_secrets, quote
+from .text import find_nearest, flatten, hide_secrets, quote
 
 LONGEST = 2000  # characters of a sentence
 PLAIN = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "━": "-", "•": "*"}
@@ -32,7 +32,7 @@ INTERRUPTED, TERMINATED, BUG = 130, 143, 70
 
 
 class Commands(TyperGroup):
-    """Commands of which a wrong one is refused like any other word."""
+    """A group that refuses an unknown command in one sentence and suggests the nearest."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -44,7 +44,7 @@ class Commands(TyperGroup):
 
 
 def guard(app: Callable[..., Any]) -> NoReturn:
-    """Run the command, and end the process with what came of it."""
+    """Run the command, and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         write_anything(stream)
     warnings.showwarning = show_warning
@@ -52,21 +52,21 @@ def guard(app: Callable[..., Any]) -> NoReturn:
         try:
             code = app(prog_name="fedthe", standalone_mode=False)
         finally:
-            if sys.stdout is not None:  # it is None where the caller closed it
-                sys.stdout.flush()  # not at exit, where nothing can be said about it any more
+            if sys.stdout is not None:  # None if the caller closed it
+                sys.stdout.flush()  # now, because a failure at exit could not be reported
     except click.ClickException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # which older versions of click do not have
+        if type(error).__name__ == "NoArgsIsHelpError":  # older versions of click lack the class
             error.show()
             sys.exit(error.exit_code)
         refuse(say_usage(error))
     except click.Abort:
         refuse("stopped.", INTERRUPTED)
-    except BrokenPipeError:  # whoever read has left, as `head` does
+    except BrokenPipeError:  # the reader is gone, such as `head`
         forget_output()
         sys.exit(1)
     except Exception as error:
         if isinstance(error, OSError):
-            forget_output()  # the output itself may be what could not be written
+            forget_output()  # it may be what could not be written
         sentence, code = explain(error)
         if os.environ.get("FEDTHE_DEBUG") == "1" and not isinstance(error, InputError | Failed):
             raise
@@ -80,13 +80,13 @@ def refuse(sentence: str, code: int = 2) -> NoReturn:
 
 
 def say(sentence: str) -> None:
-    """One line on standard error, whatever is in it."""
-    with suppress(OSError, ValueError):  # nobody is there to read it
-        print(f"fedthe: {clean(hide_secrets(' '.join(sentence.split())), LONGEST)}", file=sys.stderr, flush=True)
+    """Print one line on standard error, without control characters and secrets."""
+    with suppress(OSError, ValueError):  # standard error is closed
+        print(f"fedthe: {flatten(hide_secrets(sentence), LONGEST)}", file=sys.stderr, flush=True)
 
 
 def show_warning(message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
-    """A warning of the package is a sentence; others are said with their kind."""
+    """Print warnings of the package as they are, others with their category."""
     say(str(message) if issubclass(category, UserWarning) else f"{category.__name__}: {message}")
 
 
@@ -98,45 +98,44 @@ def say_usage(error: click.ClickException) -> str:
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """A sentence for a person, and an exit code."""
+    """A sentence for the user, and an exit code."""
     if isinstance(error, InputError):
         return str(error), 2
     if is_disk_full(error):
-        return f"the disk is full ({shorten(error)}); make room, then the same command goes on where it was.", 1
+        return f"the disk is full ({shorten(error)}); free some space, then run the same command to continue.", 1
     if is_out_of_memory(error):
-        way_out = "use fewer clients, smaller images, batches or networks, or on a GPU engine=loop"
-        return f"there is not enough memory for this; {way_out}.", 1
+        advice = "use fewer clients, smaller images, batches or networks, or engine=loop on a GPU"
+        return f"there is not enough memory; {advice}.", 1
     if isinstance(error, Failed):
         return f"{error}.", 1
     if isinstance(error, RecursionError):
-        return "something in the input is nested too deep to be read; make it flat.", 2
-    if isinstance(error, OSError):  # a folder that may not be read, a name that is too long
+        return "the input is nested too deep; flatten it.", 2
+    if isinstance(error, OSError):  # an unreadable folder, a name that is too long
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.", 2
     return f"{shorten(error)}: this is a bug. {keep_traceback(error)}", BUG
 
 
 def shorten(error: BaseException) -> str:
-    """The kind of an error and its first words, in one line."""
-    said = " ".join(str(error).split())
-    return clean(f"{type(error).__name__}: {said}" if said else type(error).__name__, 300)
+    """The type and the message of an error, in one short line."""
+    return flatten(f"{type(error).__name__}: {error}" if str(error).strip() else type(error).__name__, 300)
 
 
 def keep_traceback(error: Exception) -> str:
-    """Where the traceback was written, as a sentence."""
+    """Write the traceback to a file; return a sentence that says where."""
     try:
         handle, path = tempfile.mkstemp(prefix="fedthe-bug-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(hide_secrets("".join(traceback.format_exception(error))))
     except OSError:
-        return "FEDTHE_DEBUG=1 shows its traceback, which could not be written to a file."
-    return f"Its traceback is in {path}; please report it."
+        return "The traceback could not be written to a file; FEDTHE_DEBUG=1 prints it."
+    return f"The traceback is in {path}; please report it."
 
 
 def write_anything(stream: IO[str] | None) -> None:
-    """Let a stream write what its encoding cannot in other characters: no text is a reason to fail."""
+    """Replace characters that the encoding of a stream lacks, so that printing never fails."""
     codecs.register_error("fedthe", _replace)
     if isinstance(stream, io.TextIOWrapper):
-        with suppress(OSError, ValueError):  # what it leads to has been exchanged for a pipe, or is closed
+        with suppress(OSError, ValueError):  # closed, or replaced by another file
             stream.reconfigure(errors="fedthe")
 
 
@@ -148,7 +147,7 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
 
 
 def forget_output() -> None:
-    """Let what is left in the buffer of standard output go nowhere: at exit it would fail again."""
+    """Discard what standard output buffers, which would fail again at exit."""
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return
@@ -160,16 +159,16 @@ def forget_output() -> None:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Ctrl-C or SIGTERM saves what was done, and ends the command with the word that nothing is lost."""
+    """On Ctrl-C or SIGTERM, let the block save its work, then say how to continue and exit."""
     terminated = False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal terminated
         terminated = True
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # whoever asks twice must not disturb the saving
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt saving
         raise KeyboardInterrupt
 
-    in_main = threading.current_thread() is threading.main_thread()  # others may not handle signals
+    in_main = threading.current_thread() is threading.main_thread()  # only this thread may handle signals
     before = signal.signal(signal.SIGTERM, stop) if in_main else None
     try:
         yield

@@ -1,4 +1,4 @@
-"""Words for people: names made fit to be shown, and the nearest right word for a wrong one."""
+"""Text for people: safe to print, without secrets, with hints for misspelled words."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from collections.abc import Iterable
 
 
 def clean(name: str, limit: int = 60) -> str:
-    """A name without control characters and lone surrogates, and not too long: what a terminal or picture can show."""
+    """The name, safe to print: without control characters and lone surrogates, at most `limit` long."""
     plain = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cf", "Cs") else c for c in name)
     return plain if len(plain) <= limit else plain[: limit - 1] + "…"
 
 
 def is_plain(text: str) -> bool:
-    """Whether a text has neither control characters nor lone surrogates, as a name or a path should."""
+    """Whether text is free of control characters and lone surrogates, as names and paths should be."""
     return not any(unicodedata.category(c) in ("Cc", "Cs") for c in text)
 
 
 def quote(value: object, limit: int = 80) -> str:
-    """A value as Python writes it, however large, deep or odd it is: fit for an error message."""
+    """The repr of any value, short enough for an error message."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = limit
     try:
         return clean(short.repr(value), limit)
-    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+    except (ValueError, RecursionError):  # Python prints no integer of more than 4,300 digits
         return f"something too large to show ({type(value).__name__})"
 
 
 def flatten(text: object, limit: int) -> str:
-    """A text of several lines as one, and fit to be shown."""
+    """Text of any number of lines as one line that is safe to print."""
     return clean(" ".join(str(text).split()), limit)
 
 
 def say_value(value: object) -> str:
-    """A setting as a person would type it."""
+    """A setting as users type it."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def find_nearest(word: str, known: Iterable[str]) -> str:
     """A hint to append to "... is unknown": the nearest known word, or all of them."""
-    known, word = list(known), word[:100]  # nobody mistypes more than that, and comparing takes time
+    known, word = list(known), word[:100]  # comparing long words is slow
     near = difflib.get_close_matches(word.lower(), [name.lower() for name in known], n=1, cutoff=0.5)
     if near:
         return f"did you mean {next(name for name in known if name.lower() == near[0])}?"
-    return f"known are {', '.join(known[:40])}{', ...' if len(known) > 40 else ''}."
+    return f"choose from {', '.join(known[:40])}{', ...' if len(known) > 40 else ''}."
 
 
 LOGIN = re.compile(r"(:/{1,2})(?!/)(?:[^\s/@:'\"]*:[^\s'\"]*|[^\s/@'\"]+)@")  # user:password@ or token@ after a scheme
 QUERY = re.compile(r"([?&;][\w.-]*(?:token|passw|pwd|secret|key|signature|credential)[\w.-]*=)[^&;\s'\"#]+", re.I)
 HIDDEN = "***"
 SECRET_VARIABLES = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-SHORTEST = 4  # characters of a secret that is looked for as such: one of fewer stands in many a word
+SHORTEST = 4  # characters of a secret: shorter ones occur in ordinary words
 
 
 def hide_secrets(text: str, known: Iterable[str] = ()) -> str:
-    """`text` without logins and secret query values in URLs, secrets of the environment, and those that are known."""
+    """`text` without logins and secret query values of URLs, secrets from the environment, and `known` ones."""
     for secret in sorted({*known, *(os.environ.get(name, "") for name in SECRET_VARIABLES)}, key=len, reverse=True):
         if len(secret) >= SHORTEST:
             text = text.replace(secret, HIDDEN)

@@ -11,12 +11,12 @@ from .errors import InputError
 if TYPE_CHECKING:
     import torch
 
-# The values are tensors and trees. `Any` lets a method say params["body"]["conv1"] without a cast at every step.
+# The values are tensors and trees. `Any` lets a method write params["body"]["conv1"] without casts.
 Tree: TypeAlias = dict[str, Any]
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The leaves by dotted name, in the tree's order. An empty subtree has no leaf, so it leaves no trace."""
+    """The leaves by dotted name, in the tree's order. Empty subtrees have no leaves, so they vanish."""
     flat: dict[str, torch.Tensor] = {}
     for name, value in tree.items():
         if not name or "." in name:
@@ -39,13 +39,13 @@ def unflatten(flat: Mapping[str, torch.Tensor]) -> Tree:
             if not isinstance(branch, dict):
                 raise InputError(f"{dotted} goes through {name}, which is a leaf; rename one of them.")
         if last in branch:
-            raise InputError(f"{dotted} is there twice, or as a leaf and as a branch; rename one of them.")
+            raise InputError(f"{dotted} occurs twice, or as a leaf and as a branch; rename one of them.")
         branch[last] = leaf
     return tree
 
 
 def map_leaves(fn: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
-    """`fn` of the leaves that stand at the same place; every tree must have the same keys, in any order."""
+    """`fn` of the leaves at the same place; all trees must have the same keys, in any order."""
     first, *others = trees
     for other in others:
         if first.keys() != other.keys():
@@ -63,11 +63,11 @@ def map_leaves(fn: Callable[..., Any], *trees: Mapping[str, Any]) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """One tree whose leaves have a new first axis: row i is trees[i]."""
+    """One tree whose leaves have a new first axis; row i is trees[i]."""
     import torch
 
     if not trees:
-        raise InputError("there is no tree to stack.")
+        raise InputError("stack needs at least one tree.")
     return map_leaves(lambda *leaves: torch.stack(leaves), *trees)
 
 
@@ -79,7 +79,7 @@ def take(tree: Tree, index: Any) -> Tree:
 def weighted_mean(trees: Tree | Sequence[Tree], weights: Sequence[float] | torch.Tensor) -> Tree:
     """The mean over a list of trees, or over the first axis of a stack, with weights that need not sum to one.
 
-    Weights in a list are checked; a tensor of weights is not, for it may be on a device or under vmap.
+    Weights in a list are checked; a tensor of weights is not, because it may be on a device or under vmap.
     """
     import torch
 
@@ -97,7 +97,7 @@ def weighted_mean(trees: Tree | Sequence[Tree], weights: Sequence[float] | torch
             raise InputError(f"a mean needs floating-point numbers, but a leaf is {leaf.dtype}; upload it as a float.")
         if len(leaf) != len(shares):
             raise InputError(f"there are {len(leaf)} trees but {len(shares)} weights; give one weight per tree.")
-        # a product and a sum, not a matrix product, which a GPU may round to tf32
+        # a product and a sum, because a GPU may compute a matrix product in TF32
         return (leaf * shares.to(leaf).view(-1, *[1] * (leaf.ndim - 1))).sum(0)
 
     return map_leaves(mean, stacked)

@@ -1,4 +1,4 @@
-"""The bench: floors as counted by hand, comparison, files, and the command. No test looks at the clock."""
+"""The bench: floors as counted by hand, comparison and files. No test looks at the clock."""
 
 import json
 import subprocess
@@ -9,13 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedthe import bench, store
-from fedthe.bench import Bench, Ceilings, Line, Machine, Measured, Need, Sizes, Task, Timed
+from fedthe import store, tree
+from fedthe.bench.lab import AUTHORS, Lab, Measured, Task, Timed, make_questions
+from fedthe.bench.machine import Ceilings, Machine, join_ceilings
+from fedthe.bench.measure import make_line, measure
+from fedthe.bench.need import Need, find_floor, need_of_answer, need_of_copy, need_of_round
+from fedthe.bench.result import Bench, Line, compare, from_dict, list_differences, read_bench
+from fedthe.bench.text import as_text, format_time
+from fedthe.bench.workload import FULL, SMALL, SMALL_QUICK, Sizes, draw_params, make_federation, pick_sizes
 from fedthe.engine.visit import Training
 from fedthe.errors import InputError
-from fedthe.methods.fedthe import FedTHE, FedTHEPlus, TwoHeads
+from fedthe.methods import METHODS, compose
 from fedthe.nets import CNN, NETS
-from fedthe.progress import listening
+from fedthe.progress.events import listening
 
 # multiplications and additions of one image, forward, in one layer of the CNN
 CONV1, CONV2, FC, HEAD = 28 * 28 * 75 * 32, 10 * 10 * 800 * 64, 102_400, 640
@@ -51,7 +57,7 @@ ROWS = (
 
 @pytest.fixture(scope="module")
 def measured():
-    return bench.measure(device="cpu", sizes=TINY)
+    return measure(device="cpu", sizes=TINY)
 
 
 def make_bench(*values, names=("a", "b", "c"), **more):
@@ -65,7 +71,7 @@ def make_bench(*values, names=("a", "b", "c"), **more):
 
 def test_a_round_needs_what_is_counted_by_hand():
     settings = Training(local_epochs=5, personal_epochs=1, batch=4)
-    need = bench.need_of_round(TwoHeads(CNN(10)), settings, clients=3, train=10)
+    need = need_of_round(compose(CNN(10), METHODS["fedthe"]).training, settings, clients=3, train=10)
     forward = BODY + HEAD
     # backward: each layer's weights and its input, but for the first layer's input, which are pixels
     local = 2 * (forward + 2 * forward - CONV1)
@@ -77,31 +83,31 @@ def test_a_round_needs_what_is_counted_by_hand():
 
 
 def test_an_answer_needs_what_is_counted_by_hand():
-    plain = bench.need_of_answer(FedTHE(CNN(10)), samples_of_client=100)
+    plain = need_of_answer(compose(CNN(10), METHODS["fedthe"]), samples_of_client=100)
     assert plain.flops == 2 * (BODY + 2 * HEAD)
     deployed = PARAMS + HEAD + 2 * 64  # a second head, and two descriptors
     assert plain.bytes == 32 * 32 * 3 + 4 * deployed / 100
-    tuned = bench.need_of_answer(FedTHEPlus(CNN(10)), samples_of_client=100)
+    tuned = need_of_answer(compose(CNN(10), METHODS["fedthe_plus"]), samples_of_client=100)
     forward = BODY + 2 * HEAD
     assert tuned.flops == plain.flops + 2 * (3 * 16 * (3 * forward - CONV1) + forward)
 
 
 def test_the_floor_is_the_slower_of_arithmetic_and_bytes():
     ceilings = Ceilings(100.0, "matrix products", 10.0)
-    assert bench.find_floor(Need(200, 10), ceilings) == (2.0, "arithmetic")
-    assert bench.find_floor(Need(200, 50), ceilings) == (5.0, "bytes")
+    assert find_floor(Need(200, 10), ceilings) == (2.0, "arithmetic")
+    assert find_floor(Need(200, 50), ceilings) == (5.0, "bytes")
     task = Task("row", "ms", lambda: None)
     timed = Timed(9.0, (6.0, 5.0, 7.0), {})
-    line = bench.make_line(task, Measured(timed.median, timed, Need(200, 50), "less"), ceilings, authors=60_000.0)
+    line = make_line(task, Measured(timed.median, timed, Need(200, 50), "less"), ceilings, authors=60_000.0)
     assert (line.value, line.floor, line.floor_kind, line.floor_ratio) == (6000, 5000, "bytes", 1.2)
     assert (line.cold, line.scaled_from, line.authors) == (9.0, "less", 60_000.0)
     assert line.details["seconds"] == [6.0, 5.0, 7.0]
-    assert bench.need_of_copy(10) == Need(0, 2 * 10 * 3072)
+    assert need_of_copy(10) == Need(0, 2 * 10 * 3072)
 
 
 def test_ceilings_are_the_best_that_was_seen():
     slow, fast = Ceilings(1.0, "one", 5.0), Ceilings(2.0, "other", 4.0)
-    assert bench.join_ceilings(slow, fast) == bench.join_ceilings(fast, slow) == Ceilings(2.0, "other", 5.0)
+    assert join_ceilings(slow, fast) == join_ceilings(fast, slow) == Ceilings(2.0, "other", 5.0)
 
 
 # measuring
@@ -131,57 +137,57 @@ def test_every_row_is_measured_and_scaled_to_the_full_size(measured):
 def test_a_stack_trains_runs_together_and_only_some_rows_may_be_asked():
     names = ["round, 6 runs together", "round by engine=loop"]
     heard = []
-    with listening(lambda *told: heard.append(told)):
-        found = bench.measure("stack", "cpu", quick=True, only=names, sizes=TINY)
+    with listening(heard.append):
+        found = measure("stack", "cpu", quick=True, only=names, sizes=TINY)
     assert [line.name for line in found.rows] == names
     assert [line.details["runs"] for line in found.rows] == [2, 1]
-    assert [told[3] for told in heard if told[3]] == ["what the machine can do", *names, "what the machine can do"]
-    assert all(what == "measuring" for what, *_ in heard)
+    assert [event.remark for event in heard if event.remark] == [
+        "what the machine can do",
+        *names,
+        "what the machine can do",
+    ]
+    assert all(event.what == "measuring" for event in heard)
 
 
 def test_a_row_that_fails_says_why_and_the_others_go_on(monkeypatch):
     def fail(self):
         raise torch.OutOfMemoryError("CUDA out of memory.\nSome advice.")
 
-    monkeypatch.setattr(bench.Lab, "time_corruption", fail)
+    monkeypatch.setattr(Lab, "time_corruption", fail)
     names = ["FedTHE, per sample", "corrupting 10,000"]
-    found = bench.measure(device="cpu", only=names, sizes=TINY)
+    found = measure(device="cpu", only=names, sizes=TINY)
     answered, corrupted = found.rows
     assert answered.value > 0
     assert (corrupted.value, corrupted.failed) == (None, "OutOfMemoryError: CUDA out of memory.")
-    said = bench.as_text(found, bench.compare(found, found))
+    said = as_text(found, compare(found, found))
     assert "failed: corrupting 10,000: OutOfMemoryError: CUDA out of memory." in said
-    assert bench.from_dict(json.loads(json.dumps(found.as_dict()))) == found
+    assert from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"kind": "stak"}, "did you mean stack"),
-        ({"precision": "half"}, "known are auto, float32, bfloat16"),
+        ({"precision": "half"}, "choose from auto, float32, bfloat16"),
         ({"device": "tpu"}, "device must be"),
         ({"only": ["round, 2 runs"]}, "did you mean round, 1 run"),
     ],
 )
 def test_bad_input_is_refused(given, says):
     with pytest.raises(InputError, match=says):
-        bench.measure(**{"device": "cpu", "sizes": TINY} | given)
+        measure(**{"device": "cpu", "sizes": TINY} | given)
 
 
 def test_sizes_are_full_where_that_takes_seconds():
-    class Made:
-        def __init__(self, device, together):
-            self.device, self.together = torch.device(device), together
-
-    assert bench.pick_sizes(Made("cuda", 1024), quick=False) == bench.FULL
-    assert bench.pick_sizes(Made("cuda", 1024), quick=True) == replace(bench.FULL, repeats=1)
-    assert bench.pick_sizes(Made("cpu", 1024), quick=False) == bench.SMALL
-    assert bench.pick_sizes(Made("cuda", 1), quick=True).clients == bench.SMALL_QUICK.clients
-    assert bench.pick_sizes(Made("cuda", 1), quick=True).matmul == bench.FULL.matmul
+    assert pick_sizes(on_gpu=True, stacked=True, quick=False) == FULL
+    assert pick_sizes(on_gpu=True, stacked=True, quick=True) == replace(FULL, repeats=1)
+    assert pick_sizes(on_gpu=False, stacked=True, quick=False) == SMALL
+    assert pick_sizes(on_gpu=True, stacked=False, quick=True).clients == SMALL_QUICK.clients
+    assert pick_sizes(on_gpu=True, stacked=False, quick=True).matmul == FULL.matmul
 
 
 def test_the_made_federation_is_that_of_the_paper_in_shape():
-    federation = bench.make_federation(clients=3, train=30)
+    federation = make_federation(clients=3, train=30)
     pool = federation.pool
     assert pool.images.shape == (3 * 50, 32, 32, 3)
     assert [(len(s.train), len(s.val), len(s.test)) for s in federation.clients] == [(30, 10, 10)] * 3
@@ -190,7 +196,7 @@ def test_the_made_federation_is_that_of_the_paper_in_shape():
     means = {c: flat[pool.labels == c].mean(0) for c in np.unique(pool.labels)}
     near = [min(means, key=lambda c: np.abs(image - means[c]).sum()) for image in flat]
     assert (near == pool.labels).mean() > 0.95  # classes can be told apart
-    asked = bench.ask(federation, streams=2, samples=12)
+    asked = make_questions(federation, streams=2, samples=12)
     assert [each.row for each in asked] == [0, 1, 2, 0, 1, 2]
     assert (asked[3].images[:10] == pool.images[federation.clients[1].test]).all()
     assert len({each.path for each in asked}) == 6
@@ -198,9 +204,9 @@ def test_the_made_federation_is_that_of_the_paper_in_shape():
 
 @pytest.mark.parametrize("net", NETS.values(), ids=NETS)
 def test_parameters_are_drawn_as_the_network_draws_them(net):
-    ours, theirs = bench.draw_params(net(10)), net(10).init(0)
-    for name, leaf in bench.tree.flatten(theirs).items():
-        drawn = bench.tree.flatten(ours)[name]
+    ours, theirs = draw_params(net(10)), net(10).init(0)
+    for name, leaf in tree.flatten(theirs).items():
+        drawn = tree.flatten(ours)[name]
         assert drawn.shape == leaf.shape
         if leaf.numel() > 1000:
             assert float(drawn.std()) == pytest.approx(float(leaf.std()), rel=0.1)
@@ -211,8 +217,9 @@ def test_torch_and_numpy_are_enough_for_all_but_corruptions():
 import sys
 absent = ("scipy", "PIL", "typer", "rich", "sklearn", "matplotlib", "pyarrow", "safetensors")
 sys.modules.update(dict.fromkeys(absent))
-from fedthe import bench
-found = bench.measure(device="cpu", sizes=bench.Sizes(2, 2, 6, 6, 1, 2, 1, 15, 1, 64, 1024))
+from fedthe.bench.measure import measure
+from fedthe.bench.workload import Sizes
+found = measure(device="cpu", sizes=Sizes(2, 2, 6, 6, 1, 2, 1, 15, 1, 64, 1024))
 print([line.name for line in found.rows if line.failed])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -225,45 +232,45 @@ print([line.name for line in found.rows if line.failed])
 def test_rows_are_compared_by_name_and_marked_if_over_a_fifth_slower():
     before = make_bench(1.0, 2.0, 4.0)
     now = make_bench(1.19, 2.5, None, 7.0, names=("a", "b", "c", "d"))
-    changes = bench.compare(now, before.as_dict())
+    changes = compare(now, from_dict(before.as_dict()))
     assert [(change.name, change.ratio, change.slower) for change in changes] == [
         ("a", 1.19, False),
         ("b", 1.25, True),
     ]
-    said = bench.as_text(now, changes)
-    assert "1 of 2 rows are over 20 % slower than the baseline (!); a clock is no verdict" in said
+    said = as_text(now, changes)
+    assert "1 of 2 rows are over 20 % slower than the baseline (!); timings vary" in said
     row = next(line for line in said.splitlines() if line.startswith("b "))
     assert row.split() == ["b", "2.50", "s", "2.00", "s", "+25", "%", "!"]
-    assert bench.compare(now, make_bench(names=())) == []
+    assert compare(now, make_bench(names=())) == []
 
 
 def test_what_else_differs_is_said():
     now = make_bench(1.0)
-    assert bench.list_differences(now, make_bench(2.0)) == []
+    assert list_differences(now, make_bench(2.0)) == []
     other = make_bench(
         1.0, machine=Machine("NVIDIA H200", "cuda", "2.11", 16), engine="stack", rows=(Line("a", "s", 1.0),)
     )
     other = replace(other, rows=(replace(other.rows[0], scaled_from="less"),))
-    assert bench.list_differences(now, other) == [
-        "the baseline has another device: NVIDIA H200, now CPU",
-        "the baseline has another torch: 2.11, now 2.6",
-        "the baseline has another threads: 16, now 2",
-        "the baseline has another engine: stack, now loop",
-        "the baseline was measured on other sizes",
+    assert list_differences(now, other) == [
+        "device differs: NVIDIA H200 in the baseline, CPU now",
+        "torch differs: 2.11 in the baseline, 2.6 now",
+        "threads differs: 16 in the baseline, 2 now",
+        "engine differs: stack in the baseline, loop now",
+        "the baseline was measured at other sizes",
     ]
 
 
 def test_the_authors_code_is_shown_on_the_machine_it_was_timed_on():
     machine = Machine("NVIDIA H200", "cuda", "2.11", 16)
-    line = Line("round, 1 run", "s", 0.462, 0.01, "bytes", 46.2, authors=bench.AUTHORS["round, 1 run"])
+    line = Line("round, 1 run", "s", 0.462, 0.01, "bytes", 46.2, authors=AUTHORS["round, 1 run"])
     found = make_bench(machine=machine, rows=(line, Line("x", "ms", 1.0, 0.5, "arithmetic", 2.0)))
-    said = bench.as_text(found)
+    said = as_text(found)
     assert "code (H200)" in said
     assert ["462", "ms", "10.0", "ms", "bytes", "46.2", "46.2", "s", "100"] in [
         row.split()[-9:] for row in said.splitlines()
     ]
     assert machine.slug == "nvidia-h200"
-    assert "H200" not in bench.as_text(make_bench(1.0))
+    assert "H200" not in as_text(make_bench(1.0))
 
 
 @pytest.mark.parametrize(
@@ -277,87 +284,12 @@ def test_the_authors_code_is_shown_on_the_machine_it_was_timed_on():
     ],
 )
 def test_times_have_three_digits_in_the_unit_that_suits(value, unit, said):
-    assert bench.say_time(value, unit) == said
+    assert format_time(value, unit) == said
 
 
 def test_a_file_comes_back_as_it_was(measured, tmp_path):
     path = tmp_path / "bench.json"
     store.write_json(path, measured.as_dict())
-    assert bench.read_bench(path) == measured
-    assert bench.list_differences(measured, bench.read_bench(path)) == []
-    assert all(change.ratio == 1 for change in bench.compare(measured, bench.read_bench(path)))
-
-
-# the command
-
-
-@pytest.fixture
-def columns():
-    return 80
-
-
-def test_the_command_measures_and_prints_a_table(fedthe, home, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "SMALL_QUICK", replace(TINY, train=6))
-    saved = tmp_path / "new" / "saved.json"
-    said = fedthe("bench", "--quick", "--device", "cpu", "--remember", "--save", saved)
-    for name in ROWS:
-        assert name in said.out
-    assert "measuring" in said.err
-    assert "before" not in said.out
-    kept = home / "bench-cpu.json"
-    assert kept.read_text() == saved.read_text()
-    assert bench.read_bench(kept).quick
-    assert str(kept) in said.out
-
-
-def test_the_command_compares_with_what_it_is_given_or_remembers(fedthe, home, measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "measure", lambda *_, **__: measured)
-    assert json.loads(fedthe("bench", "--json").out)["changes"] == []
-    fedthe("bench", "--remember")
-    again = json.loads(fedthe("bench", "--json").out)
-    assert [(change["name"], change["ratio"]) for change in again["changes"]] == [(name, 1) for name in ROWS]
-    rows = tuple(replace(line, value=1234.5, floor=12.3, floor_ratio=100.4) for line in measured.rows)
-    slow, fast = (replace(measured, rows=tuple(replace(line, value=line.value / by) for line in rows)) for by in (1, 2))
-    monkeypatch.setattr(bench, "measure", lambda *_, **__: slow)
-    store.write_json(tmp_path / "fast.json", fast.as_dict())
-    said = fedthe("bench", "--baseline", tmp_path / "fast.json").out
-    assert "+100 % !" in said
-    assert "10 of 10 rows are over 20 % slower" in said  # and yet the exit code is 0
-    assert "…" not in said  # it fits 80 columns
-
-
-def test_a_remembered_baseline_of_another_format_is_only_noted(fedthe, home, measured, monkeypatch):
-    monkeypatch.setattr(bench, "measure", lambda *_, **__: measured)
-    store.write_json(home / "bench-cpu.json", {"format": 0})
-    spoken = json.loads(fedthe("bench", "--json", "--remember").out)
-    assert "format 0" in spoken["notes"][0]
-    assert bench.read_bench(home / "bench-cpu.json") == measured
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "does not exist"),
-        ("{", "not JSON"),
-        ("[1]", "no result of `fedthe bench`"),
-        ('{"format": 99}', "has format 99, but this is 1"),
-        ('{"format": 1, "machine": {}}', "not whole"),
-    ],
-)
-def test_a_baseline_that_cannot_be_read_is_refused_before_the_work(fedthe, tmp_path, monkeypatch, content, says):
-    monkeypatch.setattr(bench, "measure", lambda *_, **__: pytest.fail("it was measured"))
-    path = tmp_path / "baseline.json"
-    if content is not None:
-        path.write_text(content)
-    said = fedthe("bench", "--baseline", path, exits=2)
-    assert says in said.err
-    assert "baseline.json" in said.err
-    assert said.out == ""
-
-
-def test_other_bad_input_exits_with_2_as_well(fedthe, tmp_path):
-    assert "did you mean stack" in fedthe("bench", "--engine", "stak", exits=2).err
-    assert "device must be" in fedthe("bench", "--device", "tpu", exits=2).err
-    assert "is a folder" in fedthe("bench", "--save", tmp_path, exits=2).err
-    (tmp_path / "file").touch()
-    assert "cannot write below" in fedthe("bench", "--save", tmp_path / "file" / "x.json", exits=2).err
+    assert read_bench(path) == measured
+    assert list_differences(measured, read_bench(path)) == []
+    assert all(change.ratio == 1 for change in compare(measured, read_bench(path)))

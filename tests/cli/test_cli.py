@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from fedthe import cli
+from helpers import count_loads
 
 
 def write_npz(path, rows=300, **more):
@@ -53,16 +54,18 @@ def test_a_test_that_no_client_has_is_shown_as_such(fedthe, tmp_path):
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(fedthe, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    assert "cannot write below" in fedthe("data", "show", "digits", "-o", tmp_path / "file" / "x", exits=2).err
+    assert "cannot write in" in fedthe("data", "show", "digits", "-o", tmp_path / "file" / "x", exits=2).err
     (tmp_path / "out" / "clients.png").mkdir(parents=True)
     assert "clients.png" in fedthe("data", "show", "digits", "--clients", 3, "-o", tmp_path / "out", exits=2).err
 
 
 def test_demo_and_run_end_with_a_table_or_one_object(fedthe, tmp_path, monkeypatch):
     small = {"rounds": 1, "curve": [], "samples": 2, "clients": 3, "batch": 512, "methods": ["fedavg", "fedthe_plus"]}
-    monkeypatch.setattr(cli, "DEMO", cli.DEMO | small)
+    monkeypatch.setattr(cli.run, "DEMO", cli.run.DEMO | small)
+    loads = count_loads(monkeypatch, "glyphs")
     shown = fedthe("demo", "-o", tmp_path / "demo")
-    for words in ("Percent right", "fedthe_plus", "corr.", "mean", str(tmp_path / "demo")):
+    assert len(loads) == 1
+    for words in ("Accuracy in %", "fedthe_plus", "corr.", "mean", str(tmp_path / "demo")):
         assert words in shown.out
     assert {"clients.png", "tests.png", "results.jsonl", "manifest-0.json"} <= {
         file.name for file in (tmp_path / "demo").iterdir()

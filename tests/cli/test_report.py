@@ -50,7 +50,7 @@ def test_a_run_without_plotly_is_no_failure(fedthe, ran, monkeypatch, tmp_path):
     said = fedthe("run", file, "rounds=1", "curve=", "methods=fedavg", f"out={tmp_path / 'run'}")
     assert "the report is not complete" in said.err
     assert "pip install" in said.err
-    assert "Percent right" in said.out
+    assert "Accuracy in %" in said.out
     assert "pip install" in fedthe("report", ran / "a", "-o", tmp_path / "x.html", exits=2).err
     assert not (tmp_path / "x.html").exists()
 
@@ -64,13 +64,13 @@ def test_whatever_is_wrong_with_a_report_the_results_are_shown(fedthe, monkeypat
     file.write_text(SMALL)
     said = fedthe("run", file, "rounds=1", "curve=", "methods=fedavg", f"out={tmp_path / 'run'}")
     assert "the report is not complete (no good)" in said.err
-    assert "Percent right" in said.out
+    assert "Accuracy in %" in said.out
 
 
 def test_a_logger_that_is_not_there_is_refused_before_the_run(fedthe, monkeypatch, tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text(SMALL)
-    assert "no place for MLflow" in fedthe("run", file, f"out={tmp_path / 'run'}", "--mlflow", "ftp://x", exits=2).err
+    assert "is not an MLflow URI" in fedthe("run", file, f"out={tmp_path / 'run'}", "--mlflow", "ftp://x", exits=2).err
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     said = fedthe("run", file, f"out={tmp_path / 'run'}", "--tensorboard", tmp_path / "board", exits=2)
     assert "fedthe[tensorboard]" in said.err

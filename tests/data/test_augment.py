@@ -8,8 +8,9 @@ from PIL import Image, ImageOps
 import oracles
 from fedthe import rng
 from fedthe.data import augment
-from fedthe.data.augment import OPS, WORDS, augmix, crop_and_flip, look_up, make_plan, read_draws, warp
+from fedthe.data.augment import augmix, crop_and_flip, look_up, make_plan, read_draws, warp
 from fedthe.errors import InputError
+from fedthe.kernels.augmix_recipe import LEVEL, OPS, WORDS
 from helpers import make_images
 
 PATH = (5, "views", 0)
@@ -203,7 +204,7 @@ def test_draws_are_spread_as_they_should():
     is_even(draws.mirrored, 2)
     is_even(draws.down * 9 + draws.right, 81)
     is_even((draws.op * 2 + draws.negative) * 5 + (draws.level - 2**24) * 5 // (9 << 24), 9 * 2 * 5)  # independent
-    level = draws.level / augment._LEVEL
+    level = draws.level / LEVEL
     assert 0.1 < level.min() < 0.1001
     assert 0.9999 < level.max() < 1
     share = draws.share.astype(np.float64)
@@ -224,7 +225,7 @@ def test_a_plan_does_every_step_of_every_chain_and_no_idle_one():
         plan = make_plan(draws, h, w)
         assert np.sum(plan.sizes) == len(plan.source)
         live = np.arange(3) < draws.depth[..., None]
-        level = draws.level / augment._LEVEL
+        level = draws.level / LEVEL
         moves = {OPS.index("rotate"): 3, OPS.index("translate_x"): w / 30, OPS.index("translate_y"): h / 30}
         for op, largest in moves.items():
             live &= (draws.op != op) | (np.floor(level * largest) > 0)

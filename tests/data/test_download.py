@@ -19,7 +19,7 @@ import pytest
 from fedthe import store
 from fedthe.data import download, fetch, package
 from fedthe.data.download import follow
-from fedthe.data.fetch import RECIPES, Debian, Http, can_be_trusted
+from fedthe.data.fetch import RECIPES, Origin, can_be_trusted
 from helpers import fails
 
 Answer = bytes | Callable[[socket.socket], None]
@@ -279,12 +279,12 @@ def test_without_encryption_and_digest_a_source_must_be_asked_for(home: Path, mo
     assert not home.exists()
     assert can_be_trusted("fashion_mnist", RECIPES["fashion_mnist"].origins[0])  # by its digest
     assert can_be_trusted("cifar10.1-v6", RECIPES["cifar10.1-v6"].origins[0])  # by https
-    assert can_be_trusted("tiny_imagenet", Debian("x"))  # by apt's signature
-    assert not can_be_trusted("cifar10.1-v6", Http(("https://a.example/x", "http://a.example/y")))
+    assert can_be_trusted("tiny_imagenet", Origin("debian", ("x",)))  # by apt's signature
+    assert not can_be_trusted("cifar10.1-v6", Origin("http", ("https://a.example/x", "http://a.example/y")))
 
 
 def test_asked_for_it_is_fetched(server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = replace(RECIPES["tiny_imagenet"], origins=(Http((f"{server.url}/tiny-imagenet-200.zip",)),))
+    recipe = replace(RECIPES["tiny_imagenet"], origins=(Origin("http", (f"{server.url}/tiny-imagenet-200.zip",)),))
     monkeypatch.setitem(RECIPES, "tiny_imagenet", replace(recipe, check=lambda path: None))
     fails(lambda: fetch.fetch("tiny_imagenet"), "--source http")
     assert server.asked == []
@@ -302,7 +302,7 @@ def test_leftovers_are_swept(server: Server, home: Path, monkeypatch: pytest.Mon
         (folder / "x.part").write_bytes(b"x")
     for path in (old / "x.part", old):
         os.utime(path, (time.time() - 8 * 86400,) * 2)
-    recipe = replace(RECIPES["tiny_imagenet"], origins=(Http((f"{server.url}/tiny-imagenet-200.zip",)),))
+    recipe = replace(RECIPES["tiny_imagenet"], origins=(Origin("http", (f"{server.url}/tiny-imagenet-200.zip",)),))
     monkeypatch.setitem(RECIPES, "tiny_imagenet", replace(recipe, check=lambda path: None))
     server.answers = [whole(b"zip")]
     with store.hold(downloads / "mnist.lock"):  # another process is at work there

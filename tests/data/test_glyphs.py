@@ -78,7 +78,7 @@ def test_a_damaged_file_is_made_again(home, damage):
     fresh = glyphs.load(**FEW)
     for file in (home / "cache").iterdir():
         file.write_bytes(damage(file.read_bytes()))
-    with pytest.warns(UserWarning, match="is damaged .* It is made again"):
+    with pytest.warns(UserWarning, match="is damaged .* It is computed again"):
         assert same(fresh, glyphs.load(**FEW))
     assert same(fresh, glyphs.load(**FEW))
 

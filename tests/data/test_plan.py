@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedthe.corruptions import CORRUPTIONS
 from fedthe.data import load_dataset
-from fedthe.data.corrupt import CORRUPTIONS
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import PUBLISHED, Dataset, Pool
 from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL
@@ -110,12 +110,10 @@ def test_corrupted_copies_differ_come_from_the_cache_and_follow_severity(dataset
     assert ((federation.corrupted != clean).any(axis=(1, 2, 3))).mean() > 0.95
     assert len(set(federation.corruptions.tolist())) == 15
 
-    import fedthe.data.corrupt
-
     def fail(*args, **kwargs):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(fedthe.data.corrupt, "corrupt_mixed", fail)
+    monkeypatch.setattr("fedthe.data.plan.corrupt_mixed", fail)
     assert (build(dataset, Settings(clients=10)).corrupted == federation.corrupted).all()
     with pytest.raises(AssertionError, match="computed again"):
         _ = build(dataset, Settings(clients=10, severity=1)).corrupted

@@ -114,7 +114,7 @@ def test_importing_the_datasets_imports_no_heavy_library() -> None:
 
 def test_unknown_names_are_answered_with_the_nearest(tmp_path: Path) -> None:
     fails(lambda: load_dataset("cifar-10", home=tmp_path), "cifar-10", "did you mean cifar10?")
-    fails(lambda: load_dataset("zzz", home=tmp_path), "known are glyphs, digits")
+    fails(lambda: load_dataset("zzz", home=tmp_path), "choose from glyphs, digits")
     fails(lambda: verify("minst", home=tmp_path), "mnist")
     fails(lambda: find("minst", home=tmp_path), "mnist")
 

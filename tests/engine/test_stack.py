@@ -13,24 +13,25 @@ from fedthe import records, rng, tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.engine import stack, stacked_answers, stacked_fit
-from fedthe.engine.fit import Fit, Optimizer, cut_batches_plainly, draw_cuts
+from fedthe.engine.fit import LoopFit, Optimizer, cut_batches_plainly, draw_cuts
 from fedthe.engine.loop import Loop
-from fedthe.engine.outside import run_outside
 from fedthe.engine.pick import pick_engine
-from fedthe.engine.program import Programs
+from fedthe.engine.program import Programs, name_function
 from fedthe.engine.server import Diverged
 from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack, plan_chunks_of_few_sizes, plan_even_chunks
 from fedthe.engine.stacked_answers import group_streams, round_up
 from fedthe.engine.train import deploy_some, start, train_round, train_together
-from fedthe.engine.visit import Question, Run, Training
+from fedthe.engine.visit import Question, Run, Training, Visit
 from fedthe.errors import Failed, InputError
-from fedthe.methods import METHODS, STUDIES
-from fedthe.methods.base import Answers, Method, Predictor, each_sample
+from fedthe.methods import METHODS, STUDIES, compose
+from fedthe.methods.base import Answers, FedAvg, Fitted, Method, Personal, Predictor, Rounds, network
 from fedthe.methods.ditto import Ditto
-from fedthe.methods.fedthe import HeadEnsemble, TunedEnsemble, TwoHeads
+from fedthe.methods.fedthe import HeadEnsemble
+from fedthe.methods.finetune import FineTune
 from fedthe.methods.memo import Memo
 from fedthe.methods.per_fedavg import PerFedAvg
+from fedthe.methods.two_heads import TwoHeads
 from fedthe.nets import CCT4, CNN, ResNet20GN
 from fedthe.types import Shard
 from helpers import make_pool
@@ -39,6 +40,7 @@ NET = CNN(3, size=16)
 ALL = METHODS | STUDIES
 SETTINGS = Training(rounds=2, local_epochs=2, batch=16, crop=2, optimizer=Optimizer(lr=0.05, momentum=0.5))
 CLIENTS = 3
+TWO_HEADS = (FedAvg(balanced=True), TwoHeads())
 
 
 @lru_cache
@@ -52,18 +54,34 @@ def run_of(seed=0, partition="unbalanced"):
     return Run(seed, Shards(federation(seed, partition)))
 
 
+def train_side_by_side(method, runs, settings, begun, engine):
+    """One method; what each run reached."""
+    return [result for (result,) in train_together([method], runs, settings, [[each] for each in begun], engine)]
+
+
+def train_one_round(method, runs, settings, begun, engine):
+    reached = train_round(Visit((method,), settings, runs, [[each] for each in begun]), engine)
+    return [result if isinstance(result, Failed) else result[0] for result in reached]
+
+
 @lru_cache
-def trained(make, engine_name, settings=SETTINGS, seeds=(0,), net=NET):
+def trained(recipe, engine_name, settings=SETTINGS, seeds=(0,), net=NET):
     engine = {"loop": Loop, "stack": Stack, "chunked": lambda: Stack(rows=2)}[engine_name]()
-    method = make(net).trains_as()
+    method = compose(net, recipe).training
     runs = [run_of(seed) for seed in seeds]
-    return train_together(method, runs, settings, [start(method, CLIENTS, seed) for seed in seeds], engine)
+    return train_side_by_side(method, runs, settings, [start(method, CLIENTS, seed) for seed in seeds], engine)
 
 
 def difference(a, b):
     a, b = tree.flatten(a), tree.flatten(b)
     assert list(a) == list(b)
     return max((float((a[name] - b[name]).abs().max()) for name in a), default=0.0)
+
+
+def differ(a, b):
+    """The largest difference between what two trainings reached."""
+    pairs = [(a.server.shared, b.server.shared), (a.averages, b.averages), *zip(a.clients, b.clients, strict=True)]
+    return max(difference(*pair) for pair in pairs)
 
 
 def questions(samples=4, seed=0):
@@ -77,11 +95,10 @@ def questions(samples=4, seed=0):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_method_trains_and_answers_as_in_the_loop(name):
-    method = ALL[name](NET)
+    method = compose(NET, ALL[name])
     (a,), (b,) = trained(ALL[name], "loop"), trained(ALL[name], "stack")
-    assert difference(a.shared, b.shared) < 1e-5
-    assert max(difference(x, y) for x, y in zip(a.mine, b.mine, strict=True)) < 1e-5
-    assert a.losses == pytest.approx(b.losses, abs=1e-5)
+    assert differ(a, b) < 1e-5
+    assert a.server.losses == pytest.approx(b.server.losses, abs=1e-5)
     run, clients = run_of(), range(CLIENTS)
     one = deploy_some(method, run, SETTINGS, a, Loop(), clients)
     two = deploy_some(method, run, SETTINGS, a, Stack(), clients)
@@ -100,17 +117,15 @@ def same(a, b):
     return difference(a, b) == 0
 
 
-@pytest.mark.parametrize("make", [TwoHeads, Ditto])
-def test_a_run_is_the_same_alone_and_beside_others_and_in_any_chunks(make):
-    together = trained(make, "stack", seeds=(0, 1))
-    chunked = trained(make, "chunked", seeds=(0, 1))
-    alone = [*trained(make, "stack", seeds=(0,)), *trained(make, "stack", seeds=(1,))]
+@pytest.mark.parametrize("recipe", [TWO_HEADS, Ditto()])
+def test_a_run_is_the_same_alone_and_beside_others_and_in_any_chunks(recipe):
+    together = trained(recipe, "stack", seeds=(0, 1))
+    chunked = trained(recipe, "chunked", seeds=(0, 1))
+    alone = [*trained(recipe, "stack", seeds=(0,)), *trained(recipe, "stack", seeds=(1,))]
     for a, b, c in zip(together, chunked, alone, strict=True):
-        assert same(a.shared, b.shared)
-        assert same(a.shared, c.shared)
-        assert a.losses == b.losses == c.losses
-        assert all(same(x, y) and same(x, z) for x, y, z in zip(a.mine, b.mine, c.mine, strict=True))
-    assert not same(together[0].shared, together[1].shared)
+        assert differ(a, b) == differ(a, c) == 0
+        assert a.server.losses == b.server.losses == c.server.losses
+    assert not same(together[0].server.shared, together[1].server.shared)
 
 
 @pytest.mark.parametrize("net", [ResNet20GN(3, size=16), CCT4(3, size=16)])
@@ -120,14 +135,14 @@ def test_every_network_and_optimizer_trains_as_in_the_loop(net, optimizer):
     sizes = run_of().sizes
     assert -(-max(sizes) // 16) > -(-min(sizes) // 16)
     settings = replace(SETTINGS, rounds=1, optimizer=optimizer)  # two epochs: who ran out of batches goes on
-    (a,), (b,) = (trained(TwoHeads, name, settings, net=net) for name in ("loop", "stack"))
+    (a,), (b,) = (trained(TWO_HEADS, name, settings, net=net) for name in ("loop", "stack"))
     if optimizer.name == "sgd":
-        assert difference(a.shared, b.shared) < 2e-5
-        assert max(difference(x, y) for x, y in zip(a.mine, b.mine, strict=True)) < 2e-5
-    # Adam divides by the slope: where that is all but zero, its sign is rounding, and makes a whole step
-    begun = start(TwoHeads(net), CLIENTS, 0)
-    assert apart(a.shared, b.shared, begun.shared) < 1e-3
-    assert max(apart(*each) for each in zip(a.mine, b.mine, begun.mine, strict=True)) < 1e-3
+        assert differ(a, b) < 2e-5
+    # Adam divides by the gradient: where that is all but zero, its sign is rounding, and makes a whole step
+    begun = start(compose(net, TWO_HEADS), CLIENTS, 0)
+    assert apart(*(each.server.shared | each.averages for each in (a, b, begun))) < 1e-3
+    assert apart(a.server.shared, b.server.shared, begun.server.shared) < 1e-2
+    assert max(apart(*each) for each in zip(a.clients, b.clients, begun.clients, strict=True)) < 1e-3
 
 
 def apart(one, other, begun):
@@ -140,17 +155,17 @@ def apart(one, other, begun):
 
 
 def test_derivatives_of_second_order():
-    make = lambda net: PerFedAvg(net, first_order=False, inner_lr=0.05)  # noqa: E731
     settings = replace(SETTINGS, rounds=1)
-    (a,), (b,) = (trained(make, name, settings) for name in ("loop", "stack"))
-    (c,) = trained(lambda net: PerFedAvg(net, inner_lr=0.05), "loop", settings)
-    assert difference(a.shared, b.shared) < 1e-5 < difference(a.shared, c.shared)
+    (a,), (b,) = (trained(PerFedAvg(0.05, first_order=False), name, settings) for name in ("loop", "stack"))
+    (c,) = trained(PerFedAvg(0.05), "loop", settings)
+    assert differ(a, b) < 1e-5 < differ(a, c)
 
 
 def test_batches_are_cut_as_for_one_client():
     shards = list(run_of().shards)
     stacked, path, clients = stack_shards(shards), (3, "local", 2), [5, 0, 7]
-    fits = [Fit(Optimizer(), 1, 16, True, 2, path, client) for client in clients]
+    pairs = zip(shards, clients, strict=True)
+    fits = [LoopFit(NET, shard, Optimizer(), 1, 16, True, 2, path, client) for shard, client in pairs]
     keys = torch.tensor([rng.key(*path, 4)] * 3)
     cuts = draw_cuts(keys, torch.tensor(clients), stacked.real, True, 2)
     x = cut_batches_plainly(stacked.images, cuts, 2).movedim(-1, -3)
@@ -162,29 +177,31 @@ def test_batches_are_cut_as_for_one_client():
 
 
 def test_a_run_that_diverges_is_dropped_alone():
-    method, runs = TwoHeads(NET), [run_of(seed) for seed in (0, 1, 2)]
+    method, runs = compose(NET, TWO_HEADS), [run_of(seed) for seed in (0, 1, 2)]
     begun = [start(method, CLIENTS, seed) for seed in (0, 1, 2)]
-    spoiled = tree.map_leaves(lambda leaf: leaf * 1e30, begun[1].shared)
-    begun[1] = replace(begun[1], shared=spoiled)
+    spoiled = tree.map_leaves(lambda leaf: leaf * 1e30, begun[1].server.shared)
+    begun[1] = replace(begun[1], server=replace(begun[1].server, shared=spoiled))
     for engine in (Loop(), Stack()):
-        results = train_together(method, runs, SETTINGS, begun, engine)
+        results = train_side_by_side(method, runs, SETTINGS, begun, engine)
         assert isinstance(results[1], Diverged)
         assert (results[1].round, results[1].client) == (0, 0)
         for i in (0, 2):
-            (alone,) = train_together(method, [runs[i]], SETTINGS, [begun[i]], engine)
-            assert same(results[i].shared, alone.shared)
+            (alone,) = train_side_by_side(method, [runs[i]], SETTINGS, [begun[i]], engine)
+            assert differ(results[i], alone) == 0
 
 
 def test_runs_that_are_behind_go_first_and_all_end_as_if_alone():
     """As after a kill between the checkpoints of two runs."""
-    method, runs = TwoHeads(NET), [run_of(0), run_of(1)]
+    method, runs = compose(NET, TWO_HEADS), [run_of(0), run_of(1)]
     begun = [start(method, CLIENTS, seed) for seed in (0, 1)]
-    (ahead,) = train_round(method, runs[1:], SETTINGS, begun[1:], Stack())
+    (ahead,) = train_one_round(method, runs[1:], SETTINGS, begun[1:], Stack())
     reached = []
-    done = train_together(method, runs, SETTINGS, [begun[0], ahead], Stack(), lambda r, p: reached.append((r, p.round)))
+    done = train_together(
+        [method], runs, SETTINGS, [[begun[0]], [ahead]], Stack(), lambda r, _, p: reached.append((r, p[0].round))
+    )
     assert reached == [(0, 1), (0, 2), (1, 2)]
-    for a, b in zip(done, trained(TwoHeads, "stack", seeds=(0, 1)), strict=True):
-        assert same(a.shared, b.shared)
+    for (a,), b in zip(done, trained(TWO_HEADS, "stack", seeds=(0, 1)), strict=True):
+        assert differ(a, b) == 0
 
 
 def refuse_more_than(monkeypatch, rows, error):
@@ -204,24 +221,24 @@ def refuse_more_than(monkeypatch, rows, error):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
 def test_half_as_many_rows_are_tried_when_memory_runs_out(error, monkeypatch):
-    expected = trained(TwoHeads, "stack", seeds=(0, 1))
+    expected = trained(TWO_HEADS, "stack", seeds=(0, 1))
     tried = refuse_more_than(monkeypatch, 2, error)
-    method, seeds = TwoHeads(NET), (0, 1)
+    method, seeds = compose(NET, TWO_HEADS), (0, 1)
     begun = [start(method, CLIENTS, seed) for seed in seeds]
-    found = train_together(method, [run_of(seed) for seed in seeds], SETTINGS, begun, Stack())
+    found = train_side_by_side(method, [run_of(seed) for seed in seeds], SETTINGS, begun, Stack())
     assert tried[:3] == [6, 3, 1]
     assert set(tried[3:]) == {1}
     for a, b in zip(found, expected, strict=True):
-        assert same(a.shared, b.shared)
-        assert all(same(x, y) for x, y in zip(a.mine, b.mine, strict=True))
+        assert differ(a, b) == 0
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error_and_other_errors_are_not_taken_for_it(monkeypatch):
-    method, begun = TwoHeads(NET), [start(TwoHeads(NET), CLIENTS, 0)]
+    method = compose(NET, TWO_HEADS)
+    begun = [start(method, CLIENTS, 0)]
     for rows, error, times in ((0, torch.OutOfMemoryError("out of memory"), 2), (0, RuntimeError("a bug"), 1)):
         with monkeypatch.context() as patch:
             tried = refuse_more_than(patch, rows, error)
-            (result,) = train_together(method, [run_of()], SETTINGS, begun, Stack())
+            (result,) = train_side_by_side(method, [run_of()], SETTINGS, begun, Stack())
             assert isinstance(result, Failed)
             assert result.__cause__ is error
             assert len(tried) == times
@@ -231,7 +248,8 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_other_errors_are_not_take
 def test_as_many_rows_go_at_a_time_as_were_measured_to_fit(bytes_, rows, monkeypatch):
     monkeypatch.setattr(stack, "free_bytes", lambda device: bytes_)
     tried = refuse_more_than(monkeypatch, 99, None)
-    train_together(TwoHeads(NET), [run_of()], replace(SETTINGS, rounds=1), [start(TwoHeads(NET), CLIENTS, 0)], Stack())
+    method = compose(NET, TWO_HEADS)
+    train_side_by_side(method, [run_of()], replace(SETTINGS, rounds=1), [start(method, CLIENTS, 0)], Stack())
     assert tried == [rows] * (3 // rows)
 
 
@@ -242,15 +260,15 @@ class Counting(Predictor):
     def start(self, method, mine, shard):
         return {"seen": torch.zeros(()), "mean": torch.zeros(3), "last": torch.zeros(()), "one before": torch.zeros(())}
 
-    def step(self, method, mine, state, x, views):
-        n = state["seen"] + 1
+    def answer(self, method, mine, state, samples):
+        x, n = samples.x, state["seen"] + 1
         mean = state["mean"] + (x.mean((0, 2, 3)) - state["mean"]) / n
         after = {"seen": n, "mean": mean, "last": x.mean(), "one before": state["last"]}
         return Answers(mean[None], {"before": state["seen"][None], "two before": state["one before"][None]}), after
 
 
-def test_a_predictor_of_ones_own_is_walked_in_order():
-    method, run = Method(NET, Counting()), run_of()
+def test_a_predictor_of_ones_own_is_scanned_in_order():
+    method, run = compose(NET, Counting()), run_of()
     deployed = deploy_some(method, run, SETTINGS, start(method, CLIENTS, 0), Loop(), range(CLIENTS))
     answers = [engine.answer(method, deployed, list(run.shards), questions()) for engine in (Loop(), Stack())]
     for a, b in zip(*answers, strict=True):
@@ -276,17 +294,6 @@ def test_an_answer_that_is_not_finite_is_said_of_its_stream_alone():
     deployed["head"]["out"][1] = torch.nan
     finite = [each.finite for each in Stack().answer(method, deployed, list(run.shards), questions())]
     assert finite == [question.row != 1 for question in questions()]
-
-
-def test_work_outside_sees_all_rows():
-    def work(x, y):
-        assert x.shape == (3, 2)
-        assert y.shape == (3, 2)
-        return (x + y.sum(),)
-
-    x, y = torch.arange(6.0).view(3, 2), torch.ones(2)
-    assert torch.equal(torch.vmap(lambda row: run_outside(work, row, y)[0])(x), x + 6)
-    assert torch.equal(run_outside(lambda x: (2 * x,), y)[0], 2 * y)
 
 
 def test_engines_are_picked_by_name_and_device():
@@ -322,18 +329,20 @@ def test_an_experiment_gives_the_same_table_by_either_engine(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_on_a_card_is_within_rounding_of_the_loop_on_the_cpu(name, dtype):
-    method, base = ALL[name](NET), ALL[name](NET).trains_as()
+def test_every_method_on_a_gpu_is_within_rounding_of_the_loop_on_the_cpu(name, dtype):
+    method = compose(NET, ALL[name])
+    base = method.training
     (expected,) = trained(ALL[name], "loop")
     run, engine = Run(0, Shards(federation(), "cuda")), Stack("cuda", dtype)
     begun = start(base, CLIENTS, 0, "cuda")
-    (found,) = train_together(base, [run], SETTINGS, [begun], engine)
+    (found,) = train_side_by_side(base, [run], SETTINGS, [begun], engine)
     # of the way that training went; on noise, where classes are hard to tell, and a short way in bfloat16
     allowed = 1e-3 if dtype == torch.float32 else 0.2
 
-    assert apart(found.shared, expected.shared, begun.shared) < allowed
-    assert max(apart(*each) for each in zip(found.mine, expected.mine, begun.mine, strict=True)) < allowed
-    assert found.losses == pytest.approx(expected.losses, rel=allowed / 10)
+    assert apart(*(each.server.shared | each.averages for each in (found, expected, begun))) < allowed
+    if begun.clients.first:
+        assert max(apart(*each) for each in zip(found.clients, expected.clients, begun.clients, strict=True)) < allowed
+    assert found.server.losses == pytest.approx(expected.server.losses, rel=allowed / 10)
     deployed = deploy_some(method, run, SETTINGS, found, engine, range(CLIENTS))
     on_cpu = deploy_some(method, run_of(), SETTINGS, expected, Loop(), range(CLIENTS))
     answers = [
@@ -346,32 +355,33 @@ def test_every_method_on_a_card_is_within_rounding_of_the_loop_on_the_cpu(name, 
 
 
 @dataclass(frozen=True)
-class Choosy(Method):
+class Choosy(Rounds):
     """Trains on every other row of its own, and then on its validation rows."""
 
     def local(self, fit, shared, mine, shard):
         even = torch.arange(len(shard.real)) % 2 == 0
-        half = fit(self.loss, shared, shard._replace(real=shard.real & even))
+        half = fit(self.loss, shared, shard=shard._replace(real=shard.real & even))
         rows = shard.val_images, shard.val_labels, shard.val_real
-        return fit(self.loss, half, Shard(*rows, shard.counts, *rows))
+        return fit(self.loss, half.params, shard=Shard(*rows, shard.counts, *rows))
 
 
 @dataclass(frozen=True)
-class Remembering(Method):
-    """Keeps what it received before; `frozen` is one tensor in all rounds, so it is own for some and not for others."""
+class Remembering(Rounds, Personal):
+    """Keeps what it received before; `frozen` is one tensor in all rounds."""
 
-    def init(self, params):
-        shared = params | {"frozen": torch.arange(3.0)}
-        return shared, {"before": torch.zeros(3), "now": torch.ones(3)}
+    def share(self, net, params):
+        return params | {"frozen": torch.arange(3.0)}
+
+    def keep(self, net, params):
+        return {"before": torch.zeros(3), "now": torch.ones(3), "rounds": torch.zeros((), dtype=torch.int64)}
 
     def personalize(self, fit, shared, mine, shard):
-        return {"before": mine["now"], "now": shared["frozen"]}
+        return Fitted({"before": mine["now"], "now": shared["frozen"]})
 
     def local(self, fit, shared, mine, shard):
-        return fit(self.loss, {name: shared[name] for name in ("body", "head")}, shard) | {"frozen": shared["frozen"]}
-
-    def aggregate(self, shared, uploads, weights):
-        return super().aggregate(shared, uploads, weights) | {"frozen": shared["frozen"]}
+        fitted = fit(self.loss, network(shared))
+        upload = fitted.params | {"frozen": shared["frozen"] + mine["before"]}
+        return fitted._replace(params=upload, mine={"rounds": mine["rounds"] + 1})
 
 
 @lru_cache
@@ -387,24 +397,24 @@ def many(seed=0):
 
 def train_many(method, settings, engine, seeds=(0,)):
     begun = [start(method, 7, seed) for seed in seeds]
-    return train_together(method, [many(seed) for seed in seeds], settings, begun, engine)
+    return train_side_by_side(method, [many(seed) for seed in seeds], settings, begun, engine)
 
 
-@pytest.mark.parametrize("make", [Choosy, Remembering])
-def test_odd_methods_train_as_in_the_loop(make):
+@pytest.mark.parametrize("recipe", [Choosy(), Remembering(), (Choosy(), TwoHeads())])
+def test_odd_methods_train_as_in_the_loop(recipe):
     for settings in (SETTINGS, replace(SETTINGS, rounds=4, participation=0.5, local_epochs=1)):
-        (a,), (b,) = (train_many(make(NET), settings, engine) for engine in (Loop(), Stack()))
-        assert difference(a.shared, b.shared) < 1e-5
-        assert max(difference(x, y) for x, y in zip(a.mine, b.mine, strict=True)) < 1e-5
+        (a,), (b,) = (train_many(compose(NET, recipe), settings, engine) for engine in (Loop(), Stack()))
+        assert differ(a, b) < 1e-5
+        assert a.server.losses == pytest.approx(b.server.losses, abs=1e-5)
 
 
 def test_bits_do_not_depend_on_the_rows_at_a_time_with_more_clients_and_one_of_a_single_row():
-    whole = train_many(TwoHeads(NET), SETTINGS, Stack(), (0, 1))
+    method = compose(NET, TWO_HEADS)
+    whole = train_many(method, SETTINGS, Stack(), (0, 1))
     for rows in (1, 2, 3):
-        parts = train_many(TwoHeads(NET), SETTINGS, Stack(rows=rows), (0, 1))
+        parts = train_many(method, SETTINGS, Stack(rows=rows), (0, 1))
         for a, b in zip(whole, parts, strict=True):
-            assert same(a.shared, b.shared)
-            assert all(same(x, y) for x, y in zip(a.mine, b.mine, strict=True))
+            assert differ(a, b) == 0
 
 
 @pytest.mark.parametrize(
@@ -412,20 +422,22 @@ def test_bits_do_not_depend_on_the_rows_at_a_time_with_more_clients_and_one_of_a
 )
 def test_settings_at_their_ends(more):
     settings = replace(SETTINGS, **more)
-    (a,), (b,) = (train_many(TwoHeads(NET), settings, engine) for engine in (Loop(), Stack()))
-    assert difference(a.shared, b.shared) < 1e-5
-    assert a.losses == pytest.approx(b.losses, abs=1e-5)
-    assert a.mine.layout.links == b.mine.layout.links  # what was received is not kept as own
+    (a,), (b,) = (train_many(compose(NET, TWO_HEADS), settings, engine) for engine in (Loop(), Stack()))
+    assert differ(a, b) < 1e-5
+    assert a.server.losses == pytest.approx(b.server.losses, abs=1e-5)
 
 
 @dataclass(frozen=True)
 class Seeing(Predictor):
     """Answers by the mean colour of its views."""
 
-    forgets = True
+    window = None
 
-    def step(self, method, mine, state, x, views):
-        return Answers(views.mean((0, 1, 3, 4))[None] + 0 * method.logits(mine, x)), state
+    def answer(self, method, mine, state, samples):
+        return Answers(samples.each(self.look, method, mine, samples.x)), state
+
+    def look(self, method, mine, views, x):
+        return views.mean((0, 1, 3, 4))[None] + 0 * method.logits(mine, x)
 
     @property
     def augments(self):
@@ -434,7 +446,7 @@ class Seeing(Predictor):
 
 @pytest.mark.parametrize("predictor", [Counting(), Seeing(), HeadEnsemble(batch=4), HeadEnsemble(then=Memo(2, 1))])
 def test_predictors_answer_as_in_the_loop_in_any_chunks(predictor):
-    method, run = TwoHeads(NET, predictor), run_of()
+    method, run = compose(NET, (*TWO_HEADS, predictor)), run_of()
     deployed = deploy_some(method, run, SETTINGS, start(method, CLIENTS, 0), Loop(), range(CLIENTS))
     answers = [
         engine.answer(method, deployed, list(run.shards), questions(9))
@@ -458,8 +470,8 @@ def questions_of(*lengths):
 
 
 def answer_streams(engine, predictor, *lengths):
-    method, run = TwoHeads(NET, predictor), run_of()
-    begun = start(method.trains_as(), CLIENTS, 0)
+    method, run = compose(NET, (*TWO_HEADS, predictor)), run_of()
+    begun = start(method.training, CLIENTS, 0)
     deployed = deploy_some(method, run, SETTINGS, begun, engine, range(CLIENTS))
     answers = engine.answer(method, deployed, list(run.shards), questions_of(*lengths))
     assert [len(each.classes) for each in answers] == list(lengths)
@@ -544,27 +556,26 @@ def test_one_tuner_serves_streams_of_all_lengths_and_numbers(monkeypatch):
 
 
 @pytest.mark.parametrize(("lengths", "steps"), [((60, 80, 100, 120, 140, 160), 160), ((5, 4, 5, 4, 3, 2), 5)])
-def test_streams_of_about_the_same_length_are_one_walk_no_longer_than_the_longest(lengths, steps, monkeypatch):
-    walked, call = Counter(), stacked_answers.Walker.__call__
+def test_streams_of_about_the_same_length_are_one_scan_no_longer_than_the_longest(lengths, steps, monkeypatch):
+    scanned, call = Counter(), stacked_answers.Scanner.__call__
 
-    def counted(self, x):
-        walked[len(x)] += 1
-        return call(self, x)
+    def counted(self, columns):
+        scanned[len(columns[0])] += 1
+        return call(self, columns)
 
-    monkeypatch.setattr(stacked_answers.Walker, "__call__", counted)
+    monkeypatch.setattr(stacked_answers.Scanner, "__call__", counted)
     answers = answer_streams(Stack(), Counting(), *lengths)
     assert [each.info["before"].tolist() for each in answers] == [list(range(n)) for n in lengths]
-    assert walked == {6: steps, 1: 1}  # one stream: to see how much memory it takes
+    assert scanned == {6: steps, 1: 1}  # one stream: to see how much memory it takes
 
 
 @dataclass(frozen=True)
 class Telling(HeadEnsemble):
     """Says the logits of tuned samples as well."""
 
-    def stream(self, method, mine, state, x, views):
-        answers, after = super().stream(method, mine, state, x, views)
-        tuned = each_sample(TunedEnsemble(method, self.then), mine, views, x, answers.info["e"])
-        return Answers(tuned, {"logits": tuned}), after
+    def answer(self, method, mine, state, samples):
+        answers, after = super().answer(method, mine, state, samples)
+        return Answers(answers.logits, {"logits": answers.logits}), after
 
 
 def test_bits_of_tuned_samples_do_not_depend_on_how_many_are_tuned_at_a_time():
@@ -590,20 +601,21 @@ def watch_programs(monkeypatch):
 @pytest.mark.parametrize(("bytes_", "again"), [(2**40, False), (0, True)])
 def test_programs_outlive_the_measurement_of_other_work_unless_they_are_in_its_way(bytes_, again, monkeypatch):
     monkeypatch.setattr(stack, "free_bytes", lambda device: bytes_)
-    method, engine, built = TwoHeads(NET), Stack(), watch_programs(monkeypatch)
+    method, engine, built = compose(NET, TWO_HEADS), Stack(), watch_programs(monkeypatch)
     begun = start(method, CLIENTS, 0)
     deployed = deploy_some(method, run_of(), SETTINGS, begun, Loop(), range(CLIENTS))
-    train_round(method, [run_of()], SETTINGS, [begun], engine)
+    train_one_round(method, [run_of()], SETTINGS, [begun], engine)
     before = len(built)
     for predictor in (Counting(), Seeing()):
-        engine.answer(TwoHeads(NET, predictor), deployed, list(run_of().shards), questions())
-    train_round(method, [run_of()], SETTINGS, [begun], engine)
+        engine.answer(replace(method, predictor=predictor), deployed, list(run_of().shards), questions())
+    train_one_round(method, [run_of()], SETTINGS, [begun], engine)
     assert (len(built) > before) == again
 
 
 def test_what_other_work_left_is_given_up_before_fewer_rows_are_tried(monkeypatch):
     engine, settings = Stack(), replace(SETTINGS, rounds=1)
-    for make in (TwoHeads, Ditto):
+    for recipe in (TWO_HEADS, Ditto()):
+        method = compose(NET, recipe)
         with monkeypatch.context() as patch:
             tried, visit = [], Stack._visit
 
@@ -615,8 +627,8 @@ def test_what_other_work_left_is_given_up_before_fewer_rows_are_tried(monkeypatc
                 return visit(self, visit_, part, steps)
 
             patch.setattr(Stack, "_visit", crowded)
-            train_together(make(NET), [run_of()], settings, [start(make(NET), CLIENTS, 0)], engine)
-        assert tried == ([3] if make is TwoHeads else [3, 3])
+            train_side_by_side(method, [run_of()], settings, [start(method, CLIENTS, 0)], engine)
+        assert tried == ([3] if recipe is TWO_HEADS else [3, 3])
 
 
 def test_programs_that_are_tried_out_are_not_kept_and_others_stay():
@@ -634,21 +646,283 @@ def test_programs_that_are_tried_out_are_not_kept_and_others_stay():
     assert not programs.are_kept
 
 
+@dataclass(frozen=True)
+class Windowed(Predictor):
+    """Answers by the mean colour of a window, of all before it, and of the samples' views."""
+
+    size: int = 3
+    sees: int = 0  # views of each sample
+
+    def start(self, method, mine, shard):
+        return {"seen": torch.zeros(()), "total": torch.zeros(3)}
+
+    def answer(self, method, mine, state, samples):
+        x = samples.x
+        total = state["total"] + x.mean((2, 3)).sum(0)
+        after = {"total": total, "seen": state["seen"] + len(x)}  # in another order
+        info = {"before": state["seen"].expand(len(x)), "window": torch.full((len(x),), float(len(x)))}
+        if self.sees:
+            info["views"] = samples.views(torch.arange(len(x))).mean((1, 2, 3, 4, 5))
+            info["last view"] = samples.views(torch.tensor([len(x) - 1])).mean().expand(len(x))
+        logits = method.logits(mine, x) + x.mean((0, 2, 3)) + total / after["seen"]
+        return Answers(logits, info | {"logit": logits[:, 0]}), after
+
+    @property
+    def window(self):
+        return self.size
+
+    @property
+    def augments(self):
+        return (1, self.sees) if self.sees else (0, 0)
+
+
+@pytest.mark.parametrize("predictor", [Windowed(3), Windowed(4, sees=2), Windowed(100), Windowed(1, sees=1)])
+def test_windows_are_answered_as_in_the_loop_in_any_chunks(predictor):
+    lengths = (7, 7, 5, 2, 3, 7, 1, 8)
+    alone, *others = (
+        answer_streams(engine, predictor, *lengths) for engine in (Loop(), Stack(), Stack(rows=2), Stack(rows=1))
+    )
+    size = predictor.size
+    for answers in (alone, *others):
+        for n, each in zip(lengths, answers, strict=True):
+            firsts = [i // size * size for i in range(n)]
+            assert each.info["before"].tolist() == firsts
+            assert each.info["window"].tolist() == [min(first + size, n) - first for first in firsts]
+    for other in others:
+        for a, b in zip(alone, other, strict=True):
+            assert np.array_equal(a.classes, b.classes)
+            assert a.info.keys() == b.info.keys()
+            assert all(np.allclose(a.info[name], b.info[name], atol=1e-5) for name in a.info)
+    for other in others[1:]:
+        for a, b in zip(others[0], other, strict=True):
+            assert all(np.array_equal(a.info[name], b.info[name]) for name in a.info)
+
+
+def watch_scanners(monkeypatch):
+    """The streams and samples of every scanner, by whether it was only tried out."""
+    tried, kept, build = [], [], stacked_answers.Scanner.__init__
+
+    def made(self, step, mine, state, columns, seen, programs):
+        (kept if programs.captures else tried).append(tuple(columns[0].shape[:2]))
+        build(self, step, mine, state, columns, seen, programs)
+
+    monkeypatch.setattr(stacked_answers.Scanner, "__init__", made)
+    return tried, kept
+
+
+def test_a_whole_window_is_tried_to_see_how_much_memory_it_takes(monkeypatch):
+    tried, kept = watch_scanners(monkeypatch)
+    answer_streams(Stack(), Windowed(4, sees=2), 10, 10, 10)
+    assert tried == [(1, 4)]
+    assert kept == [(3, 4), (3, 2)]
+    tried.clear()
+    answer_streams(Stack(), Windowed(4), 3, 3)
+    assert tried == [(1, 3)]
+
+
+def test_streams_of_one_length_share_their_scanners(monkeypatch):
+    """Where programs are kept, as on a GPU."""
+    _, kept = watch_scanners(monkeypatch)
+    engine = Stack()
+    engine._workshop._scanners._most = 8
+    for _ in range(2):
+        answer_streams(engine, Windowed(4), 10, 6, 10, 6)
+    assert kept == [(2, 4), (2, 2)]
+
+
+def test_a_window_on_a_device_needs_no_tensor_from_the_host_to_find_its_views(monkeypatch):
+    """Which a GPU's graph cannot take. The meta device stands for a GPU."""
+    asked = []
+    monkeypatch.setattr(
+        Windowed, "answer", lambda self, method, mine, state, samples: (asked.append(samples) or Answers(samples.x), {})
+    )
+    views = torch.empty(4, 1, 2, 3, 16, 16, device="meta")
+    Windowed(4, sees=2).answer_given(compose(NET, FedAvg()), {}, {}, views, torch.empty(4, 3, 16, 16, device="meta"))
+    monkeypatch.setattr(torch.Tensor, "to", None)
+    assert asked[0].views(torch.tensor([2, 0, 1])).shape == (3, 1, 2, 3, 16, 16)
+
+
+@dataclass(frozen=True)
+class Plain(Predictor):
+    """Each sample alone, without views."""
+
+    window = None
+
+    def answer(self, method, mine, state, samples):
+        return Answers(samples.each(self.one, method, mine, samples.x)), state
+
+    def one(self, method, mine, views, x):
+        assert views.numel() == 0
+        return method.logits(mine, x)
+
+
+@pytest.mark.parametrize("predictor", [Plain(), Memo(steps=0), Memo(views=2, steps=1)])
+def test_samples_are_tuned_with_views_or_without(predictor):
+    alone, *others = (answer_streams(engine, predictor, 7, 3, 5) for engine in (Loop(), Stack(), Stack(rows=2)))
+    for other in others:
+        for a, b in zip(alone, other, strict=True):
+            assert np.array_equal(a.classes, b.classes)
+
+
+@dataclass(frozen=True)
+class Grows(Predictor):
+    """Its state is longer after a sample than before."""
+
+    def start(self, method, mine, shard):
+        return {"seen": torch.zeros(1)}
+
+    def answer(self, method, mine, state, samples):
+        return Answers(method.logits(mine, samples.x)), {"seen": torch.zeros(2)}
+
+
+def test_a_state_that_grows_is_refused():
+    with pytest.raises(InputError, match="a predictor must return a state with the leaves, shapes and dtypes"):
+        answer_streams(Stack(), Grows(), 3)
+
+
+def test_data_of_different_runs_are_kept_apart():
+    """Stacked shards are kept under the names of their runs: the same name is the same data, another one is not."""
+    method, engine = compose(NET, TWO_HEADS), Stack()
+    runs = [Run(0, run_of(seed).shards) for seed in (0, 1)]  # the same seed, other data
+    assert runs[0].name != runs[1].name
+    begun = start(method, CLIENTS, 0)
+    for _ in range(2):
+        found = [train_one_round(method, [run], SETTINGS, [begun], engine)[0] for run in runs]
+        for run, each in zip(runs, found, strict=True):
+            (alone,) = train_one_round(method, [run], SETTINGS, [begun], Stack())
+            assert differ(each, alone) == 0
+    assert not same(found[0].server.shared, found[1].server.shared)
+
+
+def test_data_are_stacked_once_for_all_rounds(monkeypatch):
+    stacked, whole = [], stack.stack_shards
+    monkeypatch.setattr(
+        stack, "stack_shards", lambda shards, *more: stacked.append(len(shards)) or whole(shards, *more)
+    )
+    method, engine, run = compose(NET, TWO_HEADS), Stack(), run_of()
+    train_side_by_side(method, [run], replace(SETTINGS, rounds=4), [start(method, CLIENTS, 0)], engine)
+    assert stacked == [1, CLIENTS]  # one row, to see how much memory it takes
+    train_side_by_side(method, [run], SETTINGS, [start(method, CLIENTS, 0)], engine)
+    assert stacked == [1, CLIENTS]
+    engine.release()
+    train_side_by_side(method, [run], SETTINGS, [start(method, CLIENTS, 0)], engine)
+    assert stacked == [1, CLIENTS, CLIENTS]
+
+
+@dataclass(frozen=True)
+class Means(Rounds):
+    """Its loss is a mean already."""
+
+    def loss(self, net, params, given, batch):
+        return super().loss(net, params, given, batch).mean()
+
+
+def test_a_loss_that_is_not_one_number_per_sample_is_refused():
+    method = compose(NET, Means())
+    for engine in (Loop(), Stack()):
+        (result,) = train_side_by_side(method, [run_of()], SETTINGS, [start(method, CLIENTS, 0)], engine)
+        assert str(result) == "a loss must give one number per sample, but it gave [] for a batch of 16."
+
+
+class Unnamed(FedAvg):
+    """A subclass that is no dataclass of its own, with another loss."""
+
+    def loss(self, net, params, given, batch):
+        return 2 * super().loss(net, params, given, batch)
+
+
+def test_functions_are_named_by_what_they_do():
+    assert name_function(FedAvg().loss) == name_function(FedAvg().loss)
+    assert hash(name_function(FedAvg().loss)) == hash(name_function(FedAvg().loss))
+    assert FedAvg().loss != FedAvg(balanced=True).loss
+    others = [FedAvg(balanced=True).loss, Ditto().loss, Ditto(2.0).loss, Ditto().pulled_loss, Unnamed().loss]
+    names = [name_function(fn) for fn in (FedAvg().loss, *others, make_pool, Rounds.loss)]
+    assert len(set(names)) == len(names)
+
+
+def test_equal_losses_of_equal_parts_share_one_program_over_all_rounds(monkeypatch):
+    built, engine, settings = watch_programs(monkeypatch), Stack(), replace(SETTINGS, rounds=3)
+
+    def train(*recipes):
+        """With parts made anew."""
+        methods = [compose(NET, recipe) for recipe in recipes]
+        begun = [start(method, CLIENTS, 0) for method in methods]
+        ((*done,),) = train_together(methods, [run_of()], settings, [begun], engine)
+        assert not any(isinstance(each, Failed) for each in done)
+        return done
+
+    def count(*recipes):
+        before = len(built)
+        train(*recipes)
+        return len(built) - before
+
+    assert count((FedAvg(True), TwoHeads())) == 2  # the personal head and the network
+    assert count((FedAvg(True), TwoHeads()), FedAvg(True)) == 0
+    assert count((FedAvg(True), TwoHeads()), (FedAvg(True), TwoHeads(balanced_personal=True))) == 1
+    assert count(FedAvg()) == 1
+    before = len(built)
+    method = compose(NET, FineTune())
+    deploy_some(method, run_of(), SETTINGS, start(method, CLIENTS, 0), engine, range(CLIENTS))
+    assert len(built) == before  # trains the same network by the same loss as FedAvg
+    assert count(Ditto()) == 2
+    engine.release()
+    assert (
+        count(
+            Ditto(),
+        )
+        == 2
+    )
+    assert count(Ditto(lam=2.0)) == 2
+    assert count(Ditto(lam=2.0)) == 0
+
+
+@pytest.mark.parametrize("recipes", [(Ditto(), Ditto(lam=30.0)), (FedAvg(), Unnamed(), FedAvg(True))])
+def test_programs_of_other_hyperparameters_are_not_taken_for_each_other(recipes):
+    engine, found = Stack(), []
+    for recipe in recipes * 2:
+        method = compose(NET, recipe)
+        (reached,) = train_side_by_side(method, [run_of()], SETTINGS, [start(method, CLIENTS, 0)], engine)
+        assert differ(reached, trained(recipe, "stack")[0]) == 0
+        found.append(reached)
+    assert all(differ(found[0], other) > 0 for other in found[1 : len(recipes)])
+
+
+@dataclass(frozen=True)
+class InPlace(Personal):
+    """Deploys a head that it changed in place."""
+
+    def personalize(self, fit, shared, mine, shard):
+        shared["head"]["out"].mul_(2)
+        return Fitted({"head": shared["head"]})
+
+
+def test_a_method_that_writes_into_what_it_deploys_does_not_change_the_training():
+    method, run = compose(NET, InPlace()), run_of()
+    begun = start(method, CLIENTS, 0)
+    before = tree.map_leaves(torch.clone, begun.server.shared)
+    for engine in (Stack(), Stack(rows=1)):
+        deployed = deploy_some(method, run, SETTINGS, begun, engine, range(CLIENTS))
+        assert same(begun.server.shared, before)
+        assert same(tree.take(deployed["head"], 2), tree.map_leaves(lambda leaf: 2 * leaf, before["head"]))
+    with pytest.raises(Failed, match=r"changes head\.out of the shared model in place"):
+        deploy_some(method, run, SETTINGS, begun, Loop(), range(CLIENTS))
+    assert same(begun.server.shared, before)
+
+
 @pytest.mark.parametrize("name", ["fedrep", "fedthe", "ditto"])
 @pytest.mark.parametrize("engine", [Loop(), Stack()])
 def test_a_checkpoint_after_every_round_changes_no_bit(name, engine, tmp_path):
-    method, settings = METHODS[name](NET).trains_as(), replace(SETTINGS, rounds=3)
+    method, settings = compose(NET, METHODS[name]).training, replace(SETTINGS, rounds=3)
     begun = start(method, CLIENTS, 0)
-    (whole,) = train_together(method, [run_of()], settings, [begun], engine)
+    (whole,) = train_side_by_side(method, [run_of()], settings, [begun], engine)
     reached = begun
     for _ in range(3):
-        (reached,) = train_round(method, [run_of()], settings, [reached], engine)
+        (reached,) = train_one_round(method, [run_of()], settings, [reached], engine)
         records.save_progress(tmp_path / "a.safetensors", reached)
         reached = records.load_progress(tmp_path / "a.safetensors")
-    assert list(tree.flatten(reached.shared)) == list(tree.flatten(whole.shared))
-    assert same(reached.shared, whole.shared)
-    assert reached.losses == whole.losses
-    assert all(same(x, y) for x, y in zip(reached.mine, whole.mine, strict=True))
+    assert list(tree.flatten(reached.server.shared)) == list(tree.flatten(whole.server.shared))
+    assert reached.server.losses == whole.server.losses
+    assert differ(reached, whole) == 0
 
 
 def test_a_refused_device_leaves_a_finished_run_as_it_was(tmp_path):

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet
@@ -13,13 +14,14 @@ import torch
 
 import fedthe
 from fedthe import records, tree
-from fedthe.config import Config, make_config, read_config
+from fedthe.config import Config, make_config, read_config, read_words
 from fedthe.data.pool import Pool
-from fedthe.engine.clients import Clients, split
+from fedthe.engine.clients import Clients
+from fedthe.engine.server import Server
 from fedthe.engine.visit import Progress
 from fedthe.errors import InputError
-from fedthe.experiment import group_by_training, make_methods, set_hyper
-from fedthe.methods.fedthe import FedTHE
+from fedthe.experiment.training import group_by_training
+from fedthe.methods.make import make_methods
 from fedthe.nets.cnn import CNN
 from helpers import count_rounds
 
@@ -60,19 +62,19 @@ def test_a_finished_run_is_not_computed_again_and_can_be_extended(data, tmp_path
     assert again.table() == first.table()
     assert rounds == []
     more = fedthe.run(dataset=data, methods=["fedthe", "fedavg"], out=out, **SMALL)
-    assert rounds == ["Method", "Method"]
+    assert rounds == [("Personal",)] * 2
     assert more.table()["fedthe"] == first.table()["fedthe"]
     longer = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 3})
-    assert rounds[2:] == ["TwoHeads"]  # it goes on from the two rounds that are there
+    assert rounds[2:] == [("TwoHeads",)]  # it goes on from the two rounds that are there
     whole = fedthe.run(dataset=data, methods=["fedthe"], out=str(tmp_path / "whole"), **SMALL | {"rounds": 3})
     assert longer.table() == whole.table()
     (path,), (other,) = (each.folder.glob("trainings/*-3.safetensors") for each in (longer, whole))
-    states = [tree.flatten(records.load_progress(each).shared) for each in (path, other)]
+    states = [tree.flatten(records.load_progress(each).server.shared) for each in (path, other)]
     assert all(torch.equal(leaf, states[1][name]) for name, leaf in states[0].items())
     rounds.clear()
     assert fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL).table() == first.table()
     shorter = fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 1})
-    assert rounds == ["TwoHeads"]  # one round cannot be had of two
+    assert rounds == [("TwoHeads",)]  # one round cannot be had of two
     assert shorter.trainings.keys() != first.trainings.keys()
 
 
@@ -164,23 +166,21 @@ def test_a_diverging_experiment_stops_alone(data, tmp_path):
     assert mixed.failures == {}
 
 
-def test_checkpoints_come_back_as_they_were_and_hold_shared_tensors_once(tmp_path):
+def test_checkpoints_come_back_as_they_were(tmp_path):
     net = CNN(3, size=16)
-    shared = net.init(0)
-    mine = [shared | {"personal": net.init(k)["head"]} for k in range(4)]
+    shared, averages = net.init(0), {"descriptor": torch.arange(5.0)}
+    mine = [{"personal": {"head": net.init(k)["head"]}} for k in range(4)]
     path = tmp_path / "checkpoint.safetensors"
-    owns, links = zip(*(split(state, shared) for state in mine), strict=True)
-    clients = Clients.start(mine[0], 4).put(
-        range(4), {name: torch.stack([own[name] for own in owns]) for name in owns[0]}, links[0], shared, 6
-    )
-    records.save_progress(path, Progress(7, shared, clients, (0.5, 0.25)))
+    clients = Clients.start(mine[0], 4).put(range(4), tree.flatten(tree.stack(mine)), 6)
+    server = Server(7, shared, (0.5, 0.25), ("client 1 in round 2: the loss is nan; left out",))
+    records.save_progress(path, Progress(server, averages, clients))
     back = records.load_progress(path)
-    assert (back.round, back.losses) == (7, (0.5, 0.25))
-    for a, b in zip((shared, *mine), (back.shared, *back.mine), strict=True):
-        assert tree.flatten(a).keys() == tree.flatten(b).keys()
+    assert replace(back.server, shared={}) == replace(server, shared={})
+    pairs = [(shared, back.server.shared), (averages, back.averages), *zip(mine, back.clients, strict=True)]
+    for a, b in pairs:
+        assert list(tree.flatten(a)) == list(tree.flatten(b))
         assert all(torch.equal(x, tree.flatten(b)[name]) for name, x in tree.flatten(a).items())
-    # the shared model, once more as what all clients received, and four heads
-    assert path.stat().st_size < 1.1 * 4 * (2 * tree.count(shared) + 4 * 64 * 3) + 8192
+    assert path.stat().st_size < 1.1 * 4 * (tree.count(shared) + 5 * 64 * 3) + 8192
     whole = path.read_bytes()
     for cut in (0, 5, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
@@ -193,7 +193,7 @@ CHILD = """
 import json, os, signal, sys, threading, time
 import torch
 torch.set_num_threads(1)
-import fedthe.experiment
+import fedthe.experiment.run
 if float(sys.argv[3]):
     threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
 began = time.monotonic()
@@ -226,8 +226,8 @@ def test_killed_ten_times_it_gives_the_numbers_of_a_run_that_was_not(how, data, 
     assert [p.name for p in checkpoints[0]] == [p.name for p in checkpoints[1]]
     for a, b in zip(*checkpoints, strict=True):
         a, b = records.load_progress(a), records.load_progress(b)
-        assert a.losses == b.losses
-        assert all(torch.equal(x, tree.flatten(b.shared)[n]) for n, x in tree.flatten(a.shared).items())
+        assert a.server.losses == b.server.losses
+        assert all(torch.equal(x, tree.flatten(b.server.shared)[n]) for n, x in tree.flatten(a.server.shared).items())
 
 
 def test_a_round_to_keep_takes_the_place_of_a_training_that_was_stopped_before_it(data, tmp_path):
@@ -238,7 +238,7 @@ def test_a_round_to_keep_takes_the_place_of_a_training_that_was_stopped_before_i
     records.copy_progress(path, stopped)
     fedthe.run(dataset=data, methods=["fedthe"], out=out, **SMALL | {"rounds": 5, "keep": [2, 4]})
     assert [records.read_round(each) for each in sorted(folder.glob("*.safetensors"))] == [2, 4, 5]
-    assert len(records.load_progress(stopped).losses) == 4
+    assert len(records.load_progress(stopped).server.losses) == 4
 
 
 def test_standardized_images_are_another_training(data, tmp_path):
@@ -290,7 +290,7 @@ def test_words_change_a_file_and_lists_are_split(tmp_path):
 )
 def test_a_bad_word_is_refused_with_the_way_out(words, says):
     with pytest.raises(InputError) as refused:
-        read_config(None, words)
+        make_config(read_words(words))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -309,15 +309,3 @@ def test_an_unknown_name_is_refused_before_any_work(settings, says, tmp_path):
     with pytest.raises(InputError, match=says.replace("?", r"\?")):
         fedthe.run(out=str(tmp_path / "run"), **settings)
     assert not (tmp_path / "run" / "trainings").exists()
-
-
-def test_hyperparameters_reach_the_parts_of_a_predictor():
-    method = set_hyper(FedTHE(CNN(3, size=16)), {"alpha": 0.4, "steps": 5, "balanced": False}, "fedthe")
-    assert (method.predictor.alpha, method.predictor.search.steps, method.balanced) == (0.4, 5, False)
-
-
-def test_defaults_follow_the_network():
-    assert make_config({"net": "cct4"}).training.optimizer.name == "adam"
-    assert make_config({"net": "resnet20_gn"}).training.optimizer.momentum == 0.9
-    assert make_config({"net": "resnet20_gn", "momentum": 0.5}).training.optimizer.momentum == 0.5
-    assert make_config({"lr": 0.2}).training.optimizer.lr == 0.2

@@ -7,18 +7,20 @@ import torch
 import oracles
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset, Pool
-from fedthe.engine.evaluate import make_views
-from fedthe.engine.fit import Optimizer
-from fedthe.engine.loop import make_fit
+from fedthe.engine.evaluate import make_samples
+from fedthe.engine.fit import LoopFit, Optimizer
+from fedthe.engine.server import sample_clients
 from fedthe.engine.shards import Shards
-from fedthe.engine.train import deploy, sample_clients, train
+from fedthe.engine.train import deploy, train
 from fedthe.engine.visit import Training
-from fedthe.methods.fedthe import FedTHE, FedTHEPlus
+from fedthe.methods import METHODS, compose
+from fedthe.methods.base import Samples
 from fedthe.nets.cnn import CNN
 from fedthe.types import scale
 from helpers import make_pool
 
 NET = CNN(3, size=16)
+FEDTHE, FEDTHE_PLUS = (compose(NET, METHODS[name]) for name in ("fedthe", "fedthe_plus"))
 TRAINING = Training(rounds=3, participation=0.67, local_epochs=2, batch=16, crop=2, optimizer=Optimizer(lr=0.05))
 CLIENT = 1
 
@@ -34,8 +36,9 @@ def world():
     assert len({len(shard.labels) for shard in shards}) == 3
 
     def batches(phase, number, k, epochs):
-        fit = make_fit(TRAINING, 0, phase, number, k)
-        return [batch for epoch in range(epochs) for batch in fit.batches(shards[k], epoch)]
+        t = TRAINING
+        fit = LoopFit(NET, shards[k], t.optimizer, epochs, t.batch, t.flip, t.crop, (0, phase, number), k)
+        return [batch for epoch in range(epochs) for batch in fit.batches(fit.shard, epoch)]
 
     def personalize(body, personal, number, k):
         own = batches("personal", number, k, 1)
@@ -57,33 +60,33 @@ def world():
         descriptor = sum(n * own for n, _, _, own in uploads) / rows
     deployed, own = personalize(body, personal[CLIENT], 3, CLIENT)
     by_hand = {"body": body, "head": head, "descriptor": descriptor, "personal": deployed, "own": own}
-    return federation, shards, train(FedTHE(NET), shards, TRAINING, 0), by_hand
+    return federation, shards, train(FEDTHE, shards, TRAINING, 0), by_hand
 
 
 def test_training_equals_the_rounds_written_out(world):
     _, _, progress, by_hand = world
     for name, value in by_hand["body"].items():
-        assert (progress.shared["body"][name] - value).abs().max() < 1e-6, name
-    assert (progress.shared["head"]["out"] - by_hand["head"]).abs().max() < 1e-6
-    assert (progress.shared["descriptor"] - by_hand["descriptor"]).abs().max() < 1e-5
+        assert (progress.server.shared["body"][name] - value).abs().max() < 1e-6, name
+    assert (progress.server.shared["head"]["out"] - by_hand["head"]).abs().max() < 1e-6
+    assert (progress.averages["descriptor"] - by_hand["descriptor"]).abs().max() < 1e-5
 
 
 def test_deployment_is_one_more_personalization_of_the_last_model(world):
     _, shards, progress, by_hand = world
-    mine = deploy(FedTHE(NET), shards, TRAINING, 0, progress)[CLIENT]
+    mine = deploy(FEDTHE, shards, TRAINING, 0, progress)[CLIENT]
     assert (mine["personal"]["out"] - by_hand["personal"]).abs().max() < 1e-6
     assert (mine["own_descriptor"] - by_hand["own"]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("method", [FedTHE(NET), FedTHEPlus(NET)])
+@pytest.mark.parametrize("method", [FEDTHE, FEDTHE_PLUS], ids=["fedthe", "fedthe_plus"])
 def test_test_time_equals_the_algorithm_written_out(world, method):
     federation, shards, progress, by_hand = world
     mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
     images = torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:10])
-    views = make_views(method, images, (0, "mixture", CLIENT))
-    state = method.predictor.start(method, mine, shards[CLIENT])
-    answers, _ = method.predictor.stream(method, mine, state, scale(images), views)
-    seen = torch.empty(10, 0) if views is None else views(torch.arange(10))
+    samples = make_samples(method, images, (0, "mixture", CLIENT))
+    answers, _ = method.answer(mine, method.predictor.start(method, mine, shards[CLIENT]), samples)
+    seen = samples.views(torch.arange(10))
+    assert seen.shape[:3] == (10, *method.predictor.augments)
     parts = (by_hand[name] for name in ("body", "head", "personal", "descriptor", "own"))
     logits, weights = oracles.fedthe_plus_stream(*parts, scale(images), seen)
     assert (answers.info["e"] - weights).abs().max() < 1e-4
@@ -92,16 +95,19 @@ def test_test_time_equals_the_algorithm_written_out(world, method):
     assert weights.std() > 0.001  # and it is not one number
 
 
+def without_views(x):
+    return Samples(x, lambda positions: x.new_empty(len(positions), 0, 0, *x.shape[1:]))
+
+
 def test_a_broken_sample_spoils_no_answer_before_it(world):
     federation, shards, progress, _ = world
-    method = FedTHE(NET)
-    mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
+    mine = deploy(FEDTHE, shards, TRAINING, 0, progress)[CLIENT]
     x = scale(torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:10]))
     broken = x.clone()
     broken[6] = float("nan")
 
     def ask(x):
-        return method.predictor.stream(method, mine, method.predictor.start(method, mine, shards[CLIENT]), x, None)[0]
+        return FEDTHE.answer(mine, FEDTHE.predictor.start(FEDTHE, mine, shards[CLIENT]), without_views(x))[0]
 
     clean, spoilt = ask(x), ask(broken)
     assert torch.equal(spoilt.logits[:6], clean.logits[:6])
@@ -109,13 +115,12 @@ def test_a_broken_sample_spoils_no_answer_before_it(world):
     assert spoilt.logits[6].isnan().all()
 
 
-def test_a_step_keeps_the_type_of_the_state(world):
+def test_answering_keeps_the_type_of_the_state(world):
     """float64, so that a stream of float32 may be cut anywhere."""
     federation, shards, progress, _ = world
-    method = FedTHE(NET)
-    mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
+    mine = deploy(FEDTHE, shards, TRAINING, 0, progress)[CLIENT]
     x = scale(torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:3]))
-    state = method.predictor.start(method, mine, shards[CLIENT])
-    answers, after = method.predictor.stream(method, mine, state, x, None)
+    state = FEDTHE.predictor.start(FEDTHE, mine, shards[CLIENT])
+    answers, after = FEDTHE.answer(mine, state, without_views(x))
     assert state["history"].dtype == after["history"].dtype == torch.float64
     assert answers.logits.dtype == answers.info["e"].dtype == torch.float32

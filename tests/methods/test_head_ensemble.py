@@ -210,8 +210,8 @@ def test_finite_numbers_give_finite_answers_and_gradients(size, dtype):
         again = head_ensemble(*stream, history=answer.history)
         assert all(tensor.isfinite().all() for tensor in again), seed
         for part in (answer.logits, answer.weight, again.weight):
-            slopes = torch.autograd.grad(part.sum(), stream, retain_graph=True)
-            assert all(slope.isfinite().all() for slope in slopes), seed
+            gradients = torch.autograd.grad(part.sum(), stream, retain_graph=True)
+            assert all(gradient.isfinite().all() for gradient in gradients), seed
 
 
 def test_a_mixture_of_the_largest_numbers_is_finite():

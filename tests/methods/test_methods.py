@@ -8,35 +8,39 @@ import pytest
 import torch
 
 from fedthe import tree
-from fedthe.engine.evaluate import answer_stream, make_views
-from fedthe.engine.loop import make_fit
+from fedthe.engine.client import Received, work
+from fedthe.engine.evaluate import answer_stream, make_samples
+from fedthe.engine.loop import make_fits
 from fedthe.engine.train import deploy, start, train
-from fedthe.methods import ABLATIONS, METHODS
+from fedthe.engine.visit import Run, Visit
+from fedthe.methods import ABLATIONS, compose
+from fedthe.methods.base import Samples
 from fedthe.methods.memo import Memo
-from fedthe.types import scale
+from fedthe.methods.samples import join
 from trained_methods import ALL, CLASSES, NET, PAPER, SAMPLES, SETTINGS, make_data, trained
 
 every_method = pytest.mark.parametrize("name", ALL)
 
 
+def make(name):
+    return compose(NET, ALL[name])
+
+
 @cache
 def deployed(method):
-    return deploy(method, make_data()[0], SETTINGS, 0, trained(method.trains_as()))
+    return deploy(method, make_data()[0], SETTINGS, 0, trained(method.training))
 
 
-def views_of(method, k, first=0):
-    """The views of client k's stream, for positions that count from `first`."""
-    whole = make_views(method, torch.from_numpy(make_data()[1][k][0]), (0, "test", k))
-    return whole and (lambda positions: whole(positions + first))
+def samples_of(method, k):
+    return make_samples(method, torch.from_numpy(make_data()[1][k][0]), (0, "test", k))
 
 
 @cache
-def answer(method, k, how="stream"):
-    shards, streams = make_data()
-    mine, x = deployed(method)[k], scale(torch.from_numpy(streams[k][0]))
-    state = method.predictor.start(method, mine, shards[k])
+def answer(method, k):
+    """Client k's answers to its stream, all at once, and the state after it."""
+    mine = deployed(method)[k]
     with torch.no_grad():
-        return getattr(method.predictor, how)(method, mine, state, x, views_of(method, k))
+        return method.answer(mine, method.predictor.start(method, mine, make_data()[0][k]), samples_of(method, k))
 
 
 def copy(value):
@@ -50,10 +54,11 @@ def same(a, b):
 
 @every_method
 def test_it_trains_deploys_and_answers(name):
-    method = ALL[name](NET)
-    (shards, streams), progress = make_data(), trained(method.trains_as())
+    method = make(name)
+    method.check()
+    (shards, streams), progress = make_data(), trained(method.training)
     assert progress.round == 2
-    assert np.isfinite(progress.losses).all()
+    assert np.isfinite(progress.server.losses).all()
     for k, (mine, (images, labels)) in enumerate(zip(deployed(method), streams, strict=True)):
         scores = answer_stream(method, mine, shards[k], images, labels, (0, "test", k))
         answers, _ = answer(method, k)
@@ -67,10 +72,9 @@ def test_it_trains_deploys_and_answers(name):
 
 @every_method
 def test_the_same_seed_gives_the_same_bits(name):
-    method, shards = ALL[name](NET), make_data()[0]
-    again = train(method.trains_as(), shards, SETTINGS, seed=0)
-    assert same(again.shared, trained(method.trains_as()).shared)
-    assert again.losses == trained(method.trains_as()).losses
+    method, shards = make(name), make_data()[0]
+    again, before = train(method.training, shards, SETTINGS, seed=0), trained(method.training)
+    assert_same_training(again, before)
     for a, b in zip(deploy(method, shards, SETTINGS, 0, again), deployed(method), strict=True):
         assert same(a, b)
     first, second = answer(method, 0), answer.__wrapped__(method, 0)
@@ -78,97 +82,137 @@ def test_the_same_seed_gives_the_same_bits(name):
     assert same(first[1], second[1])
 
 
+def assert_same_training(one, other):
+    assert (one.round, one.server.losses) == (other.round, other.server.losses)
+    assert same(one.server.shared, other.server.shared)
+    assert same(one.averages, other.averages)
+    assert all(same(a, b) for a, b in zip(one.clients, other.clients, strict=True))
+
+
 @every_method
 def test_training_by_itself_is_the_training_it_shares(name):
-    method, shards = ALL[name](NET), make_data()[0]
-    assert method.trains_as().trains_as() == method.trains_as()
+    method, shards = make(name), make_data()[0]
+    assert method.training.training == method.training
+    assert method.core.core == method.core == method.training.core
     alone = train(method, shards, SETTINGS, seed=0)
-    assert same(alone.shared, trained(method.trains_as()).shared)
+    assert_same_training(alone, trained(method.training))
     for a, b in zip(deploy(method, shards, SETTINGS, 0, alone), deployed(method), strict=True):
         assert same(a, b)
+    assert same(alone.server.shared, trained(method.core).server.shared)
 
 
-def test_the_papers_14_methods_need_8_trainings():
-    assert len(PAPER) == 14
-    assert len({METHODS[name](NET).trains_as() for name in PAPER}) == 8
-    assert METHODS["tsa"](NET).trains_as() == METHODS["fedthe"](NET).trains_as()
+def test_the_papers_14_methods_need_8_trainings_and_6_cores():
+    methods = [make(name) for name in PAPER]
+    assert len(methods) == 14
+    assert len({method.training for method in methods}) == 8
+    assert len({method.core for method in methods}) == 6
+    assert make("tsa").training == make("fedthe").training
+    assert make("apfl").core == make("fedavg").core
+    assert make("fedrod").core == make("fedthe").core
     # FedAvg and the two-head model, each with and without balanced softmax
-    assert len({make(NET).trains_as() for make in ABLATIONS.values()}) == 4
+    ablations = [compose(NET, recipe) for recipe in ABLATIONS.values()]
+    assert len({method.training for method in ablations}) == 4
+    assert len({method.core for method in ablations}) == 2
 
 
 @every_method
 def test_personal_state_never_leaves_and_nothing_is_changed_in_place(name):
-    method, (shards, _) = ALL[name](NET), make_data()
+    method, (shards, _) = make(name), make_data()
     begun, uploads = start(method, len(shards), 0), []
-    shared = trained(method.trains_as()).shared  # not the start, where personal and shared parts may be equal
-    keys = tree.flatten(begun.shared).keys()
-    private = tree.flatten(begun.mine[0]).keys() - keys
-    before = copy(shared)
+    reached = trained(method.training)  # not the start, where personal and shared parts may be equal
+    shared, averages, keys = reached.server.shared, reached.averages, tree.flatten(begun.server.shared).keys()
+    visit = Visit((method,), SETTINGS, [Run(0, shards)], [[reached]])
+    before = copy(shared | averages)
     for k, shard in enumerate(shards):
-        held, rows = copy(begun.mine[k]), [part.clone() for part in shard]
-        mine = method.personalize(make_fit(SETTINGS, 0, "personal", 2, k), shared, begun.mine[k], shard)
-        assert same(begun.mine[k], held)
-        kept = copy(mine)
-        upload = method.local(make_fit(SETTINGS, 0, "local", 2, k), shared, mine, shard)
-        assert same(mine, kept)
+        mine, rows = begun.clients[k], [part.clone() for part in shard]
+        held, fits = copy(mine), make_fits(visit, 0, k, shard)
+        of_rounds, own = mine.get("rounds", {}), mine.get("personal", {})
+        made = method.personal.personalize(fits.personal, shared | averages, own, shard)
+        assert same(mine, held)
+        own = own | {leaf: made.params[leaf] for leaf in own.keys() & made.params.keys()}
+        was = copy(own)
+        local = method.rounds.local(fits.local, shared, own if method.is_one_part else of_rounds, shard)
+        assert same(own, was)
+        assert same(mine, held)
+        assert not local.mine  # of the package's methods; those of test_stateful_rounds.py do otherwise
         assert all(torch.equal(part, row) for part, row in zip(shard, rows, strict=True))
-        assert tree.flatten(upload).keys() == keys
-        assert {"personal", "alpha", "own_descriptor"}.isdisjoint(upload)
-        for secret in private & tree.flatten(mine).keys() - {"own_descriptor"}:  # this one goes out as "descriptor"
-            leaf = tree.flatten(mine)[secret]
-            assert not any(torch.equal(leaf, sent) for sent in tree.flatten(upload).values()), secret
-        uploads.append(upload)
+        worked = work((method,), fits, shared, [Received(averages, mine)], shard)
+        assert same(worked.upload, local.params)
+        assert same(worked.kept[0], {"rounds": of_rounds, "personal": own})
+        assert tree.flatten(worked.kept[0]).keys() == tree.flatten(mine).keys()
+        assert worked.averages[0].keys() == method.personal.averages.keys()
+        assert tree.flatten(local.params).keys() == keys
+        assert {"personal", "alpha", "own_descriptor"}.isdisjoint(local.params)
+        for secret, leaf in tree.flatten(of_rounds | own | made.params).items():
+            assert not any(torch.equal(leaf, sent) for sent in tree.flatten(local.params).values()), secret
+        uploads.append(local.params)
     stacked = tree.stack(uploads)
     sent = copy(stacked)
-    after = method.aggregate(shared, stacked, torch.tensor([float(len(shard.labels)) for shard in shards]))
+    after = method.rounds.aggregate(shared, stacked, torch.tensor([float(len(shard.labels)) for shard in shards]))
     assert same(stacked, sent)
-    assert same(shared, before)
+    assert same(shared | averages, before)
     assert not same(shared, after)
     assert {key: leaf.shape for key, leaf in tree.flatten(after).items()} == {
-        key: leaf.shape for key, leaf in tree.flatten(begun.shared).items()
+        key: leaf.shape for key, leaf in tree.flatten(begun.server.shared).items()
     }
 
 
 @every_method
 def test_answering_changes_nothing_in_place(name):
-    method, (shards, streams) = ALL[name](NET), make_data()
-    mine, x = deployed(method)[0], scale(torch.from_numpy(streams[0][0]))
-    held, seen, rows = copy(mine), x.clone(), [part.clone() for part in shards[0]]
-    state = method.predictor.start(method, mine, shards[0])
+    method, shard = make(name), make_data()[0][0]
+    mine, samples = deployed(method)[0], samples_of(method, 0)
+    held, seen, rows = copy(mine), samples.x.clone(), [part.clone() for part in shard]
+    state = method.predictor.start(method, mine, shard)
     begun = copy(state)
     with torch.no_grad():
-        method.predictor.stream(method, mine, state, x, views_of(method, 0))
+        method.answer(mine, state, samples)
     assert same(mine, held)
     assert all(torch.equal(a, b) or a.isnan().all() for a, b in zip(flat(state), flat(begun), strict=True))
-    assert torch.equal(x, seen)
-    assert all(torch.equal(part, row) for part, row in zip(shards[0], rows, strict=True))
+    assert torch.equal(samples.x, seen)
+    assert all(torch.equal(part, row) for part, row in zip(shard, rows, strict=True))
 
 
 def flat(value):
     return list(tree.flatten(value).values())
 
 
+def answer_in_chunks(method, k, size):
+    """`size` samples per call, each with the state of the call before."""
+    mine, whole, parts = deployed(method)[k], samples_of(method, k), []
+    state = method.predictor.start(method, mine, make_data()[0][k])
+    for first in range(0, SAMPLES, size):
+        part = Samples(whole.x[first : first + size], lambda positions, first=first: whole.views(positions + first))
+        with torch.no_grad():
+            answers, state = method.answer(mine, state, part)
+        parts.append(answers)
+    return join(parts), state
+
+
+def answer_in_windows(method, k, window):
+    """As an engine that scans calls it, with the views of a window drawn before."""
+    mine, samples = deployed(method)[k], samples_of(method, k)
+    state = method.predictor.start(method, mine, make_data()[0][k])
+    with torch.no_grad():
+        return samples.scan(method.predictor.answer_given, method, mine, state, samples.x, window=window)
+
+
 @every_method
-def test_a_stream_equals_its_steps_and_its_chunks(name):
-    method, (shards, streams) = ALL[name](NET), make_data()
-    predictor = method.predictor
+def test_a_stream_equals_its_windows_and_its_chunks(name):
+    method = make(name)
+    if (method.predictor.window or 1) > SAMPLES:  # the whole stream would be one window
+        method = replace(method, predictor=replace(method.predictor, batch=2))
+        assert method.predictor.window == 2
+    window = method.predictor.window or 1
     whole, last = answer(method, 1)
-    if getattr(predictor, "batch", 1) > 1:
-        pytest.skip("samples of a batch share one weight, so they cannot be told apart from it")
-    ways = {"steps": answer(method, 1, "stream_by_steps")}
-    for size in (1, 2, 4):
-        mine, x = deployed(method)[1], scale(torch.from_numpy(streams[1][0]))
-        state, parts = predictor.start(method, mine, shards[1]), []
-        for first in range(0, SAMPLES, size):
-            with torch.no_grad():
-                part, state = predictor.stream(method, mine, state, x[first : first + size], views_of(method, 1, first))
-            parts.append(part)
-        joined = {column: torch.cat([part.info[column] for part in parts]) for column in whole.info}
-        ways[f"chunks of {size}"] = replace(whole, logits=torch.cat([p.logits for p in parts]), info=joined), state
+    ways = {f"chunks of {size}": answer_in_chunks(method, 1, size) for size in (1, 2, 4) if size % window == 0}
+    ways["windows"] = answer_in_windows(method, 1, window)
+    if method.predictor.window is None:
+        ways["windows of 5"] = answer_in_windows(method, 1, 5)
     for way, (answers, after) in ways.items():
         torch.testing.assert_close(answers.logits, whole.logits, rtol=1e-5, atol=1e-5, msg=lambda m, way=way: way + m)
+        assert answers.info.keys() == whole.info.keys()
         for column, values in whole.info.items():
-            # where the slope is next to nothing, Adam makes steps of its rounding; the logits hardly feel it there
+            # where the gradient is next to nothing, Adam steps by its rounding; the logits hardly feel it there
             torch.testing.assert_close(answers.info[column], values, rtol=0, atol=1e-3)
         for a, b in zip(flat(after), flat(last), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
@@ -210,15 +254,20 @@ IDLE = {
 
 
 def list_hyper(value, path=""):
-    """Every hyperparameter of a method or of a part of it, by dotted name."""
+    """Every hyperparameter of a part, by dotted name."""
     for each in fields(value):
         inner = getattr(value, each.name)
-        if each.name != "net":
-            yield from list_hyper(inner, f"{path}{each.name}.") if is_dataclass(inner) else [path + each.name]
+        yield from list_hyper(inner, f"{path}{each.name}.") if is_dataclass(inner) else [path + each.name]
+
+
+def list_all(method):
+    """Every hyperparameter of a method. A part that is both rounds and personal is listed once."""
+    places = ("rounds", "predictor") if method.is_one_part else ("rounds", "personal", "predictor")
+    return [path for place in places for path in list_hyper(getattr(method, place), f"{place}.")]
 
 
 def change(value, path):
-    """The method with another value of one hyperparameter."""
+    """The part with another value of one hyperparameter."""
     first, _, rest = path.partition(".")
     now = getattr(value, first)
     if rest:
@@ -229,13 +278,21 @@ def change(value, path):
     return replace(value, **{first: other})
 
 
-@pytest.mark.parametrize(("name", "path"), [(name, path) for name in ALL for path in list_hyper(ALL[name](NET))])
+@pytest.mark.parametrize(("name", "path"), [(name, path) for name in ALL for path in list_all(make(name))])
 def test_every_hyperparameter_changes_the_answers(name, path):
-    method = ALL[name](NET)
+    method = make(name)
     other = change(method, path)
+    if method.is_one_part and path.startswith("rounds."):
+        other = replace(other, personal=other.rounds)
     differs = any(not torch.equal(answer(method, k)[0].logits, answer(other, k)[0].logits) for k in range(3))
     assert differs == ((name, path) not in IDLE)
 
 
 def test_the_idle_hyperparameters_are_still_there():
-    assert all(path in list_hyper(ALL[name](NET)) for name, path in IDLE)
+    assert all(path in list_all(make(name)) for name, path in IDLE)
+
+
+def test_hyperparameters_are_listed():
+    assert list_all(make("fedavg")) == ["rounds.balanced"]
+    assert list_all(make("ditto")) == ["rounds.lam"]
+    assert "predictor.then.views" in list_all(make("fedthe_plus"))

@@ -9,11 +9,13 @@ from torch.nn import functional as F
 
 import oracles
 from fedthe import tree
-from fedthe.engine.fit import Fit, Optimizer
+from fedthe.engine.client import Fits, Received, deploy, work
+from fedthe.engine.fit import LoopFit, Optimizer
 from fedthe.errors import InputError
+from fedthe.methods import compose
 from fedthe.methods.ablations import ABLATIONS
-from fedthe.methods.base import Method
-from fedthe.methods.fedthe import HeadEnsemble, TwoHeads
+from fedthe.methods.base import FedAvg, Method, Samples
+from fedthe.methods.fedthe import HeadEnsemble
 from fedthe.methods.finetune import FineTune
 from fedthe.methods.knn_per import KNN
 from fedthe.methods.lpft import LPFT
@@ -22,20 +24,22 @@ from fedthe.methods.probing import Probe
 from fedthe.methods.t3a import T3A
 from fedthe.methods.tsa import TSA
 from fedthe.methods.ttt import TTT, Online
+from fedthe.methods.two_heads import TwoHeads, heads
 from fedthe.nets import CNN
 from fedthe.types import Batch, Shard, scale
 
 torch.set_num_threads(1)
 
 NET = CNN(classes=4, channels=1, size=16)
-METHODS = {
-    "t3a": Method(NET, T3A(m=3)),
-    "knn": Method(NET, KNN(k=3, scale=0.2)),
-    "ttt": TTT(NET, Online(lr=0.05)),
-    "tsa": TwoHeads(NET, TSA()),
-    "memo": Method(NET, Memo(views=4, steps=3, lr=0.05)),
-    "lpft": Method(NET, LPFT(Memo(views=4, steps=2, lr=0.05), probe_steps=2, probe_lr=0.1)),
+RECIPES = {
+    "t3a": T3A(m=3),
+    "knn": KNN(k=3, scale=0.2),
+    "ttt": (TTT(), Online(lr=0.05)),
+    "tsa": (TwoHeads(), TSA()),
+    "memo": Memo(views=4, steps=3, lr=0.05),
+    "lpft": LPFT(Memo(views=4, steps=2, lr=0.05), probe_steps=2, probe_lr=0.1),
 }
+METHODS = {name: compose(NET, recipe) for name, recipe in RECIPES.items()}
 every_predictor = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
@@ -45,7 +49,8 @@ def draw(*shape, seed=0, dtype=torch.float32):
 
 def make_mine(method, seed=0, dtype=torch.float32):
     """Parameters with opinions: a start, louder, noise where it is zero, heads that noise does not always please."""
-    mine = method.init(method.net.init(seed))[1]
+    shared, averages, mine = method.start(method.net.init(seed))
+    mine = shared | averages | mine["rounds"] | mine["personal"]
     draws = torch.Generator().manual_seed(seed)
     mine = tree.map_leaves(lambda leaf: 3 * leaf + 0.05 * torch.randn(leaf.shape, generator=draws), mine)
     usual = F.normalize(method.net.features(mine["body"], draw(50, 1, 16, 16, seed=9)).mean(0), dim=0)
@@ -88,13 +93,16 @@ def pad(shard, rows):
 
 
 def make_views(method, n, seed=5, dtype=torch.float32):
-    steps, count = method.predictor.augments
-    seen = draw(n, steps, count, 1, 16, 16, seed=seed, dtype=dtype)
-    return (lambda rows: seen[rows]) if steps else None
+    return draw(n, *method.predictor.augments, 1, 16, 16, seed=seed, dtype=dtype)
 
 
-def make_fit(epochs=1, lr=0.05, batch=5):
-    return Fit(Optimizer(lr=lr), epochs, batch, flip=False, crop=0, path=(0, "test", 0), client=0)
+def make_samples(method, x):
+    seen = make_views(method, len(x), dtype=x.dtype)
+    return Samples(x, lambda positions: seen[positions])
+
+
+def make_fit(shard, epochs=1, lr=0.05, batch=5):
+    return LoopFit(NET, shard, Optimizer(lr=lr), epochs, batch, flip=False, crop=0, path=(0, "test", 0), client=0)
 
 
 def answer(method, mine=None, x=None, shard=None, dtype=torch.float32):
@@ -102,9 +110,8 @@ def answer(method, mine=None, x=None, shard=None, dtype=torch.float32):
     mine = make_mine(method, dtype=dtype) if mine is None else mine
     x = draw(8, 1, 16, 16, dtype=dtype) if x is None else x
     state = method.predictor.start(method, mine, shard or make_shard())
-    views = make_views(method, len(x), dtype=dtype)
-    with torch.set_grad_enabled(views is not None):
-        return method.predictor.stream(method, mine, state, x, views)
+    with torch.set_grad_enabled(method.predictor.augments[0] > 0):
+        return method.answer(mine, state, make_samples(method, x))
 
 
 def close(a, b, tolerance=1e-5):
@@ -123,24 +130,24 @@ def of_net(params, x):
 
 
 @every_predictor
-def test_stream_equals_steps_and_chunks(method):
+def test_stream_equals_windows_and_chunks(method):
     predictor, mine, x = method.predictor, make_mine(method), draw(8, 1, 16, 16)
-    views = make_views(method, len(x))
+    samples = make_samples(method, x)
     whole, last = answer(method, mine, x)
-    state = predictor.start(method, mine, make_shard())
-    steps, after_steps = predictor.stream_by_steps(method, mine, state, x, views)
-    close(whole.logits, steps.logits)
+    start = state = predictor.start(method, mine, make_shard())
+    one_by_one, after_all = samples.scan(predictor.answer_given, method, mine, start, x)
+    close(whole.logits, one_by_one.logits)
     for name, value in whole.info.items():
         assert value.shape == (len(x),)
-        close(value, steps.info[name])
+        close(value, one_by_one.info[name])
     parts, begun = [], 0
     for part in x.split(3):
-        later = None if views is None else (lambda rows, begun=begun: views(rows + begun))
-        answers, state = predictor.stream(method, mine, state, part, later)
+        later = Samples(part, lambda positions, begun=begun: samples.views(positions + begun))
+        answers, state = method.answer(mine, state, later)
         parts.append(answers.logits)
         begun += len(part)
     close(whole.logits, torch.cat(parts))
-    for after in (state, after_steps):
+    for after in (state, after_all):
         tree.map_leaves(close, last, after)
 
 
@@ -150,13 +157,13 @@ def test_nothing_is_changed_in_place_and_nothing_is_random(method):
     kept = tree.map_leaves(torch.clone, mine)
     state = method.predictor.start(method, mine, shard)
     kept_state = tree.map_leaves(torch.clone, state)
-    views = make_views(method, len(x))
-    first, after = method.predictor.stream(method, mine, state, x, views)
+    samples = make_samples(method, x)
+    first, after = method.answer(mine, state, samples)
     assert same(mine, kept)
     assert same(state, kept_state)
     assert not first.logits.requires_grad
     assert not any(leaf.requires_grad for leaf in tree.flatten(after).values())
-    again, after_again = method.predictor.stream(method, mine, state, x, views)
+    again, after_again = method.answer(mine, state, samples)
     assert torch.equal(first.logits, again.logits)
     assert same(after, after_again)
 
@@ -193,19 +200,18 @@ def test_clients_can_be_stacked(name):
     predictor, x = method.predictor, draw(3, 1, 1, 16, 16)
     clients = [make_mine(method, seed) for seed in (1, 2)]
     states = [predictor.start(method, mine, make_shard(seed=seed)) for seed, mine in enumerate(clients)]
-    seen = draw(2, *predictor.augments, 1, 16, 16) if predictor.augments[0] else None
+    seen = draw(2, 1, *predictor.augments, 1, 16, 16)
 
-    def two_steps(mine, state, seen):
+    def three_windows(mine, state, seen):
         logits = []
         for one in x:
-            answers, state = predictor.step(method, mine, state, one, seen)
+            answers, state = predictor.answer_given(method, mine, state, seen, one)
             logits.append(answers.logits)
         return torch.cat(logits), state
 
-    stacked = torch.func.vmap(two_steps, in_dims=(0, 0, None if seen is None else 0))
-    logits, after = stacked(tree.stack(clients), tree.stack(states), seen)
+    logits, after = torch.func.vmap(three_windows)(tree.stack(clients), tree.stack(states), seen)
     for i, (mine, state) in enumerate(zip(clients, states, strict=True)):
-        one_by_one, alone = two_steps(mine, state, None if seen is None else seen[i])
+        one_by_one, alone = three_windows(mine, state, seen[i])
         close(logits[i], one_by_one)
         tree.map_leaves(close, tree.take(after, i), alone)
 
@@ -215,7 +221,7 @@ def test_clients_can_be_stacked(name):
 
 @pytest.mark.parametrize("m", [1, 2, 5, 50])
 def test_t3a_equals_lists(m):
-    method = Method(NET, T3A(m))
+    method = compose(NET, T3A(m))
     mine, x = make_mine(method, dtype=torch.float64), draw(40, 1, 16, 16, dtype=torch.float64)
     h = NET.features(mine["body"], x).numpy()
     expected = oracles.t3a_stream(h, mine["head"]["out"].numpy(), m)
@@ -223,6 +229,11 @@ def test_t3a_equals_lists(m):
     close(answers.logits, np.stack(expected), 1e-10)
     assert state["supports"].shape == (NET.classes, m, NET.feature_dim)
     assert (answers.logits.argmax(-1) != method.logits(mine, x).argmax(-1)).any()  # it does something
+
+
+def ask_once(method, mine, state, x):
+    """One sample, of which no views are asked for."""
+    return method.answer(mine, state, Samples(x, lambda positions: x.new_empty(len(positions), 0, 0)))
 
 
 class Plane(CNN):
@@ -234,10 +245,10 @@ class Plane(CNN):
 
 def test_t3a_by_hand():
     """The sample (1, 1) leans the prototype of its class over: it is its own support."""
-    method = Method(Plane(classes=2), T3A(m=2))
+    method = compose(Plane(classes=2), T3A(m=2))
     mine = {"body": {}, "head": {"out": torch.tensor([[2.0, 0.0], [0.0, 3.0]])}}
     state = method.predictor.start(method, mine, make_shard())
-    answers, after = method.predictor.step(method, mine, state, torch.tensor([[1.0, 1.0]]), None)
+    answers, after = ask_once(method, mine, state, torch.tensor([[1.0, 1.0]]))
     lean = F.normalize(torch.tensor([0.5**0.5, 1 + 0.5**0.5]), dim=0)
     close(answers.logits[0], torch.stack([torch.tensor(1.0), lean.sum()]))
     assert after["entropies"].isfinite().tolist() == [[True, False], [True, True]]
@@ -246,10 +257,10 @@ def test_t3a_by_hand():
 def test_t3a_keeps_the_older_of_equally_certain_features():
     mine = {"body": {}, "head": {"out": torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0]])}}
     for m, points in (1, [[0.0, 3.0, 5.0]]), (2, [[1.0, 2.0, 5.0], [1.0, 2.0, -5.0]]):
-        method = Method(Plane(classes=2), T3A(m))
+        method = compose(Plane(classes=2), T3A(m))
         state = method.predictor.start(method, mine, make_shard())
         for point in points:
-            _, state = method.predictor.step(method, mine, state, torch.tensor([point]), None)
+            _, state = ask_once(method, mine, state, torch.tensor([point]))
         expected = [[0.0, 3.0, 0.0], points[0]][:m]
         close(state["supports"][1], F.normalize(torch.tensor(expected), dim=1))
 
@@ -257,7 +268,7 @@ def test_t3a_keeps_the_older_of_equally_certain_features():
 def test_t3a_refuses_a_deeper_head():
     deep = replace(NET, head_layers=2)
     with pytest.raises(InputError, match="head_layers is 2"):
-        T3A().start(Method(deep), deep.init(0), make_shard())
+        compose(deep, T3A()).check()
 
 
 # kNN-Per
@@ -285,7 +296,7 @@ def knn_by_loops(method, mine, shard, x):
 @pytest.mark.parametrize("k", [1, 3, 10, 30])
 @pytest.mark.parametrize("scale_by", [0.2, 1.0])
 def test_knn_equals_loops(k, scale_by):
-    method = Method(NET, KNN(k=k, scale=scale_by))
+    method = compose(NET, KNN(k=k, scale=scale_by))
     lams = set()
     for seed in range(4):
         mine, shard, x = make_mine(method, seed), make_shard(n=14, v=20, seed=seed), draw(8, 1, 16, 16, seed=seed)
@@ -315,14 +326,14 @@ def test_knn_lambda_comes_from_validation_rows_alone():
 
 
 def test_knn_with_fewer_rows_than_k():
-    method = Method(NET, KNN(k=10))
+    method = compose(NET, KNN(k=10))
     mine = make_mine(method)
     few = make_shard(n=3)
     close(answer(method, mine, shard=few)[0].logits, answer(method, mine, shard=pad(few, 40))[0].logits, 1e-6)
 
 
 def test_far_neighbours_still_count():
-    method = Method(NET, KNN(k=3, scale=1e-4))
+    method = compose(NET, KNN(k=3, scale=1e-4))
     assert answer(method)[0].logits.isfinite().all()
 
 
@@ -331,7 +342,7 @@ def test_far_neighbours_still_count():
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_ttt_equals_sgd(steps):
-    method = TTT(NET, Online(lr=0.05, steps=steps))
+    method = compose(NET, (TTT(), Online(lr=0.05, steps=steps)))
     mine, x = make_mine(method, dtype=torch.float64), draw(6, 1, 16, 16, dtype=torch.float64)
     head = mine["head"]
 
@@ -354,12 +365,11 @@ def test_ttt_learns_on_while_memo_forgets():
     back = torch.arange(5, -1, -1)
     for name, forgets in (("memo", True), ("lpft", True), ("tsa", True), ("ttt", False), ("t3a", False)):
         method = METHODS[name]
-        mine, predictor = make_mine(method), method.predictor
-        views = make_views(method, 6)
-        state = predictor.start(method, mine, make_shard())
-        forth, after = predictor.stream(method, mine, state, x, views)
-        backviews = None if views is None else lambda rows, views=views: views(back[rows])
-        reverse, _ = predictor.stream(method, mine, state, x[back], backviews)
+        mine, samples = make_mine(method), make_samples(method, x)
+        state = method.predictor.start(method, mine, make_shard())
+        forth, after = method.answer(mine, state, samples)
+        reversed_samples = Samples(x[back], lambda positions, samples=samples: samples.views(back[positions]))
+        reverse, _ = method.answer(mine, state, reversed_samples)
         assert torch.allclose(forth.logits, reverse.logits[back], atol=1e-5) is forgets
         assert (after == {}) is forgets
         if not forgets:
@@ -367,12 +377,13 @@ def test_ttt_learns_on_while_memo_forgets():
 
 
 def test_ttt_trains_both_tasks():
-    method, shard = TTT(NET), make_shard(n=40)
-    shared, mine = method.init(NET.init(0))
-    assert method.local(make_fit(), shared, mine, shard).keys() == shared.keys() == {"body", "head", "rotation"}
+    method, shard = compose(NET, TTT()), make_shard(n=40)
+    shared, _, mine = method.start(NET.init(0))
+    upload = method.rounds.local(make_fit(shard), shared, {}, shard).params
+    assert upload.keys() == shared.keys() == {"body", "head", "rotation"}
     upright = make_images(40) // 8 + (torch.arange(16)[:, None, None] * 14).byte()  # brighter below
     shard = shard._replace(images=upright)
-    mine = method.personalize(make_fit(30), shared, mine, shard)
+    mine, _ = deploy(method, make_fit(shard, 30), shared, Received({}, mine), shard)
     x = scale(upright)[:10]
     told = [(NET.features(mine["body"], x.rot90(way, (-2, -1))) @ mine["rotation"].T).argmax(-1) for way in range(4)]
     assert (torch.stack(told) == torch.arange(4)[:, None]).float().mean() > 0.9
@@ -380,10 +391,9 @@ def test_ttt_trains_both_tasks():
 
 
 def test_ttt_loss_by_hand():
-    method = TTT(NET)
-    params = make_mine(method, dtype=torch.float64)
+    params = make_mine(compose(NET, TTT()), dtype=torch.float64)
     x, y = draw(6, 1, 16, 16, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0, 1])
-    losses = method.loss(params, {}, Batch(x, y, torch.ones(6), torch.ones(4)))
+    losses = TTT().loss(NET, params, {}, Batch(x, y, torch.ones(6), torch.ones(4)))
     for i in range(6):
         image = x[i]
         for _ in range(i % 4):
@@ -394,7 +404,7 @@ def test_ttt_loss_by_hand():
             -NET.logits(params, x[i : i + 1]).log_softmax(1)[0, y[i]] - turned.log_softmax(1)[0, i % 4],
             1e-10,
         )
-    fewer = method.loss(params, {}, Batch(x[:4], y[:4], torch.ones(4), torch.ones(4)))
+    fewer = TTT().loss(NET, params, {}, Batch(x[:4], y[:4], torch.ones(4), torch.ones(4)))
     close(losses[:4], fewer, 1e-10)  # rows behind, such as padding, change nothing
 
 
@@ -403,13 +413,13 @@ def test_ttt_loss_by_hand():
 
 @pytest.mark.parametrize(("steps", "lr"), [(10, 0.1), (3, 0.02), (0, 0.1)])
 def test_tsa_equals_autograd(steps, lr):
-    method = TwoHeads(NET, TSA(steps=steps, lr=lr))
+    method = compose(NET, (TwoHeads(), TSA(steps=steps, lr=lr)))
     mine, x = make_mine(method, dtype=torch.float64), draw(6, 1, 16, 16, dtype=torch.float64)
-    seen = make_views(method, 6, dtype=torch.float64)(torch.arange(6))
+    seen = make_views(method, 6, dtype=torch.float64)
     answers, _ = answer(method, mine, x, dtype=torch.float64)
-    _, of_global, of_personal = method.heads(mine, x)
+    _, of_global, of_personal = heads(NET, mine, x)
     for i in range(6):
-        e = oracles.tsa_weight(*method.heads(mine, seen[i, 0])[1:], steps, lr)
+        e = oracles.tsa_weight(*heads(NET, mine, seen[i, 0])[1:], steps, lr)
         assert float(answers.info["e"][i]) == pytest.approx(e, abs=1e-6)  # Adam divides small gradients by small ones
         close(answers.logits[i], e * of_global[i] + (1 - e) * of_personal[i], 1e-5)
     assert ((answers.info["e"] - 0.5).abs() > 0.01).any() == (steps > 0)
@@ -421,7 +431,7 @@ def test_tsa_equals_autograd(steps, lr):
 def test_memo_equals_sgd():
     method = METHODS["memo"]
     mine, x = make_mine(method, dtype=torch.float64), draw(4, 1, 16, 16, dtype=torch.float64)
-    seen = make_views(method, 4, dtype=torch.float64)(torch.arange(4))
+    seen = make_views(method, 4, dtype=torch.float64)
     answers, _ = answer(method, mine, x, dtype=torch.float64)
     for i in range(4):
         expected, _ = oracles.memo_answer(of_net, tree.flatten(mine), x[i : i + 1], seen[i], 0.05)
@@ -431,7 +441,7 @@ def test_memo_equals_sgd():
 def test_lpft_equals_sgd_on_the_head_and_then_on_all():
     method = METHODS["lpft"]
     mine, x = make_mine(method, dtype=torch.float64), draw(4, 1, 16, 16, dtype=torch.float64)
-    seen = make_views(method, 4, dtype=torch.float64)(torch.arange(4))
+    seen = make_views(method, 4, dtype=torch.float64)
     assert method.predictor.augments == (4, 4)
     answers, _ = answer(method, mine, x, dtype=torch.float64)
     for i in range(4):
@@ -448,7 +458,7 @@ def test_lpft_equals_sgd_on_the_head_and_then_on_all():
 
 
 def test_lpft_probes_both_heads_of_two():
-    method = TwoHeads(NET)
+    method = compose(NET, TwoHeads())
     mine = make_mine(method)
     probed = LPFT(probe_lr=0.1).probe(method.logits, mine, draw(2, 4, 1, 16, 16))
     moved = {name for name in mine if not same({name: mine[name]}, {name: probed[name]})}
@@ -461,16 +471,16 @@ def test_lpft_probes_both_heads_of_two():
 def test_probing_and_fine_tuning():
     shared, shard = NET.init(0), make_shard()
 
-    def tune(mode, epochs=2):
-        return Probe(NET, mode=mode).personalize(make_fit(epochs), shared, shared, shard)
+    def tune(part, shared=shared):
+        return shared | part.personalize(make_fit(shard, 2), shared, {}, shard).params
 
-    lp, ft, both = (tune(mode) for mode in ("lp", "ft", "lpft"))
+    lp, ft, both = (tune(Probe(mode)) for mode in ("lp", "ft", "lpft"))
     assert same(lp["body"], shared["body"])
     assert not same(lp["head"], shared["head"])
-    assert same(ft, FineTune(NET).personalize(make_fit(2), shared, shared, shard))
-    assert same(both, FineTune(NET).personalize(make_fit(2), lp, lp, shard))
+    assert same(ft, tune(FineTune()))
+    assert same(both, tune(FineTune(), lp))
     assert not same(both["body"], ft["body"])
-    assert Probe(NET, mode="lp").trains_as() == Probe(NET, mode="ft").trains_as() == Method(NET)
+    assert compose(NET, Probe("lp")).training == compose(NET, Probe("ft")).training == Method(NET, FedAvg())
 
 
 # ablations
@@ -478,18 +488,19 @@ def test_probing_and_fine_tuning():
 
 def test_ablations_are_the_rows_of_the_table():
     assert sorted(int(name[1:].split(")")[0]) for name in ABLATIONS) == list(range(1, 17))
-    made = [make(NET) for make in ABLATIONS.values()]
+    made = [compose(NET, recipe) for recipe in ABLATIONS.values()]
     assert len(set(made)) == 16
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_every_ablation_trains_and_answers(name):
-    method = ABLATIONS[name](NET)
+    method = compose(NET, ABLATIONS[name])
     if isinstance(method.predictor, HeadEnsemble) and method.predictor.then:
         method = replace(method, predictor=replace(method.predictor, then=Memo(views=2)))
-    shared, mine = method.init(NET.init(0))
-    mine = method.personalize(make_fit(), shared, mine, make_shard())
-    assert method.local(make_fit(), shared, mine, make_shard()).keys() == shared.keys()
+    (shared, averages, mine), shard = method.start(NET.init(0)), make_shard()
+    fit, received = make_fit(shard), Received(averages, mine)
+    assert work((method,), Fits(fit, fit), shared, [received], shard).upload.keys() == shared.keys()
+    mine = shared | deploy(method, fit, shared, received, shard)[0]
     answers, _ = answer(method, mine, draw(3, 1, 16, 16))
     assert answers.logits.shape == (3, 4)
     assert answers.logits.isfinite().all()

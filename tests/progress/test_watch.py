@@ -18,17 +18,29 @@ from rich.console import Console
 
 from fedthe import store
 from fedthe.errors import InputError
-from fedthe.live import FILE, SILENCE, Live, Recorder, Step
-from fedthe.report import watch as watching
-from fedthe.report.watch import collect_scores, estimate_left, find_pace, is_over, is_silent, say_seconds, show, watch
+from fedthe.progress import watch as watching
+from fedthe.progress.events import AnswerEvent, TrainEvent, WorkEvent
+from fedthe.progress.file import FILE, SILENCE, Live, LiveStep, Recorder
+from fedthe.progress.watch import collect_scores, estimate_left, find_pace, is_over, is_silent, say_seconds, show, watch
 
 TESTS = ("original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc")
+
+
+def make_event(what, done, total):
+    """Of "training NAME", "testing NAME", or whatever else."""
+    kind, _, name = what.partition(" ")
+    name, _, more = name.partition(", ")
+    if kind == "training":
+        seeds = tuple(range(int(more.split()[0]) if more else 1))
+        return TrainEvent((name,), seeds, 0.123, done=done, total=total)
+    work = {"done": done, "total": total}
+    return AnswerEvent(name, 0, **work) if kind == "testing" else WorkEvent(what, **work)
 
 
 def make_live(*steps, trainings=1, answers=1, answered=0, state="running", **more):
     """A run of this very process. Steps: (what, first, done, total, began, updated)."""
     made = tuple(
-        Step(what, done, total, "loss 0.123" if "training" in what else "", began, first, updated)
+        LiveStep(make_event(what, done, total), began, first, updated)
         for what, first, done, total, began, updated in steps
     )
     stems = tuple(f"m-{n}-x" for n in range(answered))
@@ -118,8 +130,8 @@ def test_a_test_that_tells_nothing_in_between_takes_as_long_as_those_before():
 
 
 def test_a_training_of_two_rounds_has_a_pace_and_one_of_none_has_not():
-    assert find_pace(Step("training a", 2, 9, "", 10.0, 1, 13.0)) == 3
-    assert find_pace(Step("training a", 9, 9, "", 10.0, 9, 13.0)) is None
+    assert find_pace(LiveStep(make_event("training a", 2, 9), 10.0, 1, 13.0)) == 3
+    assert find_pace(LiveStep(make_event("training a", 9, 9), 10.0, 9, 13.0)) is None
 
 
 def test_scores_are_means_over_clients_then_over_seeds(tmp_path):
@@ -237,19 +249,19 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 from fedthe import store
-from fedthe.live import recording
-from fedthe.progress import tell
+from fedthe.progress.events import AnswerEvent, TrainEvent, tell
+from fedthe.progress.file import recording
 
 folder = Path(sys.argv[1])
 with recording(folder, trainings=1, answers=1) as recorder:
     for done in range(1, 16):
-        tell("training fedavg", done, 15, f"loss {1 / done:.3f}")
+        tell(TrainEvent(("fedavg",), (0,), 1 / done, done=done, total=15))
         time.sleep(0.1)
-    tell("testing fedavg", 0, 2)
+    tell(AnswerEvent("fedavg", 0, done=0, total=2))
     rows = [{"method": "fedavg", "seed": 0, "test": "ooc", "client": k, "accuracy": 12.5 + 50 * k} for k in range(2)]
     store.write_sealed(folder / "answers" / "fedavg-0-x.json", {"rows": rows})
     recorder.add_answer("fedavg-0-x")
-    tell("testing fedavg", 2, 2)
+    tell(AnswerEvent("fedavg", 0, done=2, total=2))
     if sys.argv[2:]:
         time.sleep(600)
 """
@@ -267,17 +279,17 @@ def start_run(folder, *more, script=SCRIPT):
 TABLE = """
 import sys, time
 from pathlib import Path
-from fedthe.live import FILE, recording
-from fedthe.progress import tell
+from fedthe.progress.events import TrainEvent, tell
+from fedthe.progress.file import FILE, recording
 
 folder = Path(sys.argv[1])
 for case in ("one", "two"):
     (folder / FILE).unlink(missing_ok=True)
     time.sleep(0.2)
     with recording(folder, trainings=1, answers=1):
-        tell(f"training {case}", 1, 2)
+        tell(TrainEvent((case,), (0,), done=1, total=2))
         time.sleep(0.3)
-        tell(f"training {case}", 2, 2)
+        tell(TrainEvent((case,), (0,), done=2, total=2))
     time.sleep(0.5)
 """
 
@@ -341,5 +353,5 @@ def test_durations_as_people_say_them(seconds, said):
 
 
 def test_looking_at_a_run_needs_no_torch():
-    code = "import sys, fedthe.report.watch; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    code = "import sys, fedthe.progress.watch; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

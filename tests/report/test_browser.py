@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedthe import cli
-from fedthe.report.data import Clients, Page, Score
+from fedthe.report.data import Page, Score, SeedClients
 from fedthe.report.gather import gather
 from fedthe.report.page import write_page
 from helpers import RESULTS
@@ -76,7 +76,7 @@ def look_for_violations(page):
 def test_the_demo_ends_with_a_page_that_shows_its_clients(browser, fedthe, tmp_path, monkeypatch):
     """From the command to the browser: real clients, heads, curves and examples."""
     small = {"rounds": 2, "curve": [1], "samples": 4, "clients": 4, "batch": 256, "methods": ["fedavg_ft", "fedthe"]}
-    monkeypatch.setattr(cli, "DEMO", cli.DEMO | small)
+    monkeypatch.setattr(cli.run, "DEMO", cli.run.DEMO | small)
     fedthe("demo", "-o", tmp_path / "demo")
     rows = [json.loads(line) for line in (tmp_path / "demo" / "results.jsonl").read_text().splitlines()]
     with open_file(browser, tmp_path / "demo" / "report.html") as page:
@@ -155,11 +155,11 @@ def test_columns_are_sorted_both_ways_by_what_is_shown(browser, tmp_path):
             assert head.get_attribute("aria-sort") == direction
             assert names.all_inner_texts() == [*(shown.methods[m] for m in rank("mean", reverse)), "GMA"]
         caption = page.locator("#results-table caption")
-        assert "the mean over clients and seeds ±" in caption.inner_text()
+        assert "Accuracy (%), mean over clients and seeds ±" in caption.inner_text()
         page.get_by_label("Show").select_option("worst")
         assert head.get_attribute("aria-sort") == "ascending"
         assert names.all_inner_texts()[:2] == [shown.methods[m] for m in rank("worst", False)]
-        assert "the worst client of each test, the mean over seeds." in caption.inner_text()
+        assert "worst client of each test, mean over seeds." in caption.inner_text()
         assert "±" not in page.locator("#results-table").inner_text()
         worst = f"{shown.scores['fedthe']['ooc'].worst:.1f}"
         assert worst in page.locator("#results-table tr", has_text="FedTHE").inner_text()
@@ -395,8 +395,10 @@ def test_a_run_shows_only_what_it_has(browser, tmp_path):
 
 def test_what_is_half_there_is_shown_by_half(browser, tmp_path):
     shown = make_shown(methods=("fedavg", "fedthe"), clients=3, seeds=(0,), rounds=8)
-    failed = replace(shown, name="failed", scores={}, clients={"0": Clients(shown.clients["0"].mix, {}, {})}, costs={})
-    unknown = replace(shown, name="unknown", classes=[], clients={"0": Clients([], shown.clients["0"].scores, {})})
+    failed = replace(
+        shown, name="failed", scores={}, clients={"0": SeedClients(shown.clients["0"].mix, {}, {})}, costs={}
+    )
+    unknown = replace(shown, name="unknown", classes=[], clients={"0": SeedClients([], shown.clients["0"].scores, {})})
     with open_page(browser, Page("Half", [failed, unknown]), tmp_path) as page:
         assert page.locator("#clients .chart").count() == 1
         assert "rows of" in page.locator("#client").inner_text()

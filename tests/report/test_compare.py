@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedthe.errors import InputError
-from fedthe.report.compare import compare, lay_out, list_remarks, write_markdown
-from fedthe.report.data import Clients, Score
+from fedthe.report.compare import compare, lay_out, list_remarks
+from fedthe.report.data import Score, SeedClients
 from report_pages import make_shown
 
 A = {"0": [50.0, 60.0, 70.0], "1": [40.0, 50.0, None]}
@@ -20,7 +20,7 @@ def make_run(name, percents, manifests=None, **changes):
         make_shown(name=name, methods=("fedthe",), seeds=tuple(map(int, percents)), clients=3),
         tests={"original": "original"},
         scores={"fedthe": {"original": Score(sum(means) / len(means), None, 0.0)}},
-        clients={seed: Clients([], {"fedthe": {"original": row}}, {}) for seed, row in percents.items()},
+        clients={seed: SeedClients([], {"fedthe": {"original": row}}, {}) for seed, row in percents.items()},
     )
     manifests = {seed: f"hash of {seed}" for seed in percents} if manifests is None else manifests
     return replace(shown, provenance={**shown.provenance, "manifests": manifests}, **changes)
@@ -62,7 +62,7 @@ def test_only_seeds_with_the_same_clients_are_compared():
     assert change.more == pytest.approx(2.0)
     assert (change.pairs, change.gained, change.lost) == (3, 2, 0)
     assert (comparison.seeds, comparison.apart) == (["0"], ["1", "2"])
-    assert "Left out, for only one run has it or its clients differ: seeds 1, 2." in list_remarks(comparison)[0]
+    assert "Left out, because in one run only or with different clients: seeds 1, 2." in list_remarks(comparison)[0]
 
 
 def test_manifests_that_nobody_knows_are_not_the_same():
@@ -88,19 +88,12 @@ def test_the_grid_for_a_terminal():
     assert rows == [["FedTHE, original", "52.5", "54.5", "+2.0 ± 1.1", "3 / 1"]]
 
 
-def test_markdown():
-    text = write_markdown(compare(make_run("a", A), make_run("b|<b>", B)))
-    assert "| FedTHE, original | 52.5 | 54.5 | +2.0 ± 1.1 | 3 / 1 |" in text
-    assert r"| a | b\|&lt;b&gt; | difference |" in text
-    assert "- Paired: " in text
-
-
 def test_settings_that_differ():
     a = with_config(make_run("a", A), out="here", hyper={"fedthe": {"alpha": 0.1, "beta": 0.1}}, lr=None)
     b = with_config(make_run("b", B), out="there", hyper={"fedthe": {"alpha": 0.2, "beta": 0.1}}, lr=0.5)
     comparison = compare(a, b)
     assert comparison.settings == {"hyper.fedthe.alpha": (0.1, 0.2), "lr": (None, 0.5)}
-    assert "lr: nothing in a, 0.5 in b." in list_remarks(comparison)
+    assert "lr: unset in a, 0.5 in b." in list_remarks(comparison)
     assert "No setting differs." not in list_remarks(comparison)
     assert "No setting differs." in list_remarks(compare(a, replace(a, name="c")))
     assert "No setting differs." in list_remarks(compare(a, with_config(replace(a, name="c"), curve=[], keep=())))
@@ -119,7 +112,7 @@ def test_what_only_one_has():
 
 def test_tests_of_one_name_that_are_not_the_same():
     a, b = make_run("a", A), make_run("b", B, tests={"original": "original (letters)"})
-    assert "original is original in a, and original (letters) in b." in list_remarks(compare(a, b))
+    assert "original is original in a and original (letters) in b." in list_remarks(compare(a, b))
 
 
 def test_a_run_beside_itself():
@@ -141,7 +134,7 @@ def test_what_failed_in_one_is_not_compared():
 
 def test_a_method_that_failed_in_a_seed_is_paired_in_the_others():
     failed = make_run("b", B)
-    clients = {**failed.clients, "1": Clients([], {}, {})}
+    clients = {**failed.clients, "1": SeedClients([], {}, {})}
     change = compare(make_run("a", A), replace(failed, clients=clients)).changes["fedthe"]["original"]
     assert change.pairs == 3
 

@@ -1,6 +1,6 @@
 """Damaged files never give a traceback, a partly written page, or another number than was measured.
 
-The short form runs with the tests. The long form: PYTHONPATH=src python tests/test_report_damage.py 4000
+The short form runs with the tests. The long form: PYTHONPATH=src python tests/report/test_damage.py 4000
 """
 
 import contextlib
@@ -294,8 +294,10 @@ def try_damage(folder, whole, seed, scratch):
     commands = ["report", rng.choice(("md", "latex", "csv", "compare", "compare --json", "watch"))]
     if folder / "records" in path.parents:
         commands = ["records", "latex"]
-    elif path.parent.name == "answers" or path.name == "progress.json":
-        commands = ["watch"]  # the others do not read them
+    elif path.parent.name == "answers":
+        commands = ["report", "watch"]
+    elif path.name == "progress.json":
+        commands = ["watch"]  # the others do not read it
     shown = 0
     try:
         for command in commands:
@@ -351,7 +353,7 @@ def test_damage_that_the_long_form_found(files, tmp_path, monkeypatch):
             arrays = {name: each[:-1] if name.endswith("/label") else each for name, each in file.items()}
         np.savez(path, **arrays)
     assert look(folder, "report", out)
-    assert "Not known sample by sample: fedavg, seed 0" in out.read_text(encoding="utf-8")
+    assert "No per-sample data of fedavg, seed 0" in out.read_text(encoding="utf-8")
     path = folder / "run" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"dirichlet": 10**400}))
     assert not look(folder, "report", out)

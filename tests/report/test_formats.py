@@ -24,7 +24,7 @@ def make_small(**changes):
             "fedavg": {"original": Score(71.26, 0.44, 40.0), "ooc": Score(50.0, 1.0, 30.0)},
             "fedthe": {"original": Score(71.34, 0.36, 45.0), "ooc": Score(60.0, 2.0, 20.0)},
         },
-        costs={"fedavg": Cost(0.01234, 1.0, 0.0, None), "fedthe": Cost(1234.5, 33.0, 1.0, None)},
+        costs={"fedavg": Cost(0.01234, 1.0, 0.0), "fedthe": Cost(1234.5, 33.0, 1.0)},
         paper=Paper("main", "a title", {"fedthe": {"ooc": (62.5, 0.5)}}, ["mind the gap."]),
     )
     return Page("A page", [replace(shown, **changes)])
@@ -57,8 +57,8 @@ def drop_escapes(text):
 
 def test_statistics_by_hand():
     shown = make_small().shown[0]
-    assert cells.average(shown.scores["fedthe"]) == pytest.approx(65.67)
-    assert cells.find_best(shown) == {"original": set(), "ooc": {"fedthe"}}  # 71.3 and 71.3
+    assert cells.average_of(shown, "fedthe") == pytest.approx(65.67)
+    assert cells.find_best(shown, "mean") == {"original": set(), "ooc": {"fedthe"}}  # 71.3 and 71.3
     assert cells.difference(shown, "fedthe", "ooc") == pytest.approx(-2.5)
     assert cells.difference(shown, "fedthe", "original") is None
     assert cells.difference(shown, "nobody", "ooc") is None

@@ -17,8 +17,9 @@ from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.data.plan import build
 from fedthe.errors import Failed, InputError
-from fedthe.experiment import _Work, read_results
-from fedthe.live import read_progress
+from fedthe.experiment.results import read_results
+from fedthe.experiment.work import Work
+from fedthe.progress.file import read_progress
 from fedthe.report.data import BINS
 from fedthe.report.formats import write_latex, write_markdown
 from fedthe.report.gather import find_paper, gather, show_record, show_results, write_call
@@ -108,7 +109,8 @@ def test_heads_are_those_of_the_deployed_models(results):
     """The personal head of FedTHE alone is the method whose weight of the global one is 0."""
     import torch
 
-    from fedthe.experiment import deploy_all
+    from fedthe.experiment.training import deploy_all
+    from fedthe.methods.two_heads import heads
     from fedthe.types import scale
 
     config = results.config
@@ -117,7 +119,7 @@ def test_heads_are_those_of_the_deployed_models(results):
         for test, k, images, _ in deployed.streams():
             mine = {name: _take(part, k) for name, part in deployed.states.items()}
             with torch.no_grad():
-                _, of_global, of_personal = deployed.method.heads(mine, scale(torch.from_numpy(images[:7])))
+                _, of_global, of_personal = heads(deployed.method.net, mine, scale(torch.from_numpy(images[:7])))
             assert samples[f"{test}/{k}/global"].tolist() == of_global.argmax(-1).tolist()
             assert samples[f"{test}/{k}/personal"].tolist() == of_personal.argmax(-1).tolist()
 
@@ -194,6 +196,21 @@ def test_examples_are_the_images_that_were_answered(results, shown):
     assert not all(right)
 
 
+def test_examples_say_their_seed_and_older_summaries_name_only_the_file(results, shown, tmp_path):
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    summary = store.read_sealed(folder / "summary.json")
+    assert summary["examples"] == results.examples
+    assert summary["examples"]["seed"] == 0
+    assert (folder / "examples" / f"{summary['examples']['file']}.npz").exists()
+    store.write_sealed(folder / "summary.json", summary | {"examples": summary["examples"]["file"]})
+    assert read_results(folder).examples == results.examples
+    assert gather([folder]).shown[0].examples == shown.examples
+    other = {"seed": 1, "file": summary["examples"]["file"]}
+    store.write_sealed(folder / "summary.json", summary | {"examples": other})
+    assert {each.seed for each in gather([folder]).shown[0].examples} == {1}  # as it says, not by the name of the file
+
+
 def test_a_run_without_samples_or_examples_is_shown_without_them(results, tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(results.folder, folder)
@@ -239,6 +256,18 @@ def test_damaged_and_older_samples_are_as_good_as_none(results, tmp_path):
     assert {*shown.examples[0].answers} == {"fedavg", "fedavg_ft"}
 
 
+def test_method_and_seed_of_samples_come_from_the_answer(results, tmp_path):
+    """Not from the name of its file: without the answer, nobody knows whose samples these are."""
+    folder = tmp_path / "moved"
+    shutil.copytree(results.folder, folder)
+    [name] = [each for each in results.answers if each.startswith("fedthe-1-")]
+    (folder / "answers" / f"{name}.json").unlink()
+    shown = gather([folder]).shown[0]
+    assert shown.notes[-1].startswith("No per-sample data of fedthe, seed 1: files in answers or samples are missing")
+    assert "fedthe" in shown.clients["0"].heads
+    assert "fedthe" not in shown.clients["1"].heads
+
+
 def test_examples_are_of_all_tests_that_a_run_asked_for(tmp_path):
     for tests in (["original"], ["original", "ooc"]):
         results = fedthe.run(**SMALL, out=tmp_path, rounds=1, methods=["fedavg"], tests=tests)
@@ -247,14 +276,14 @@ def test_examples_are_of_all_tests_that_a_run_asked_for(tmp_path):
 
 def test_what_fails_on_the_way_is_told(tmp_path, monkeypatch):
     """A method that cannot answer after the first round, but can at the end."""
-    answer = _Work.answer
+    answer = Work.answer
 
     def fail(self, name, *rest):
         if self.config.rounds == 1:
             raise Failed("it is too early")
         return answer(self, name, *rest)
 
-    monkeypatch.setattr(_Work, "answer", fail)
+    monkeypatch.setattr(Work, "answer", fail)
     results = fedthe.run(**SMALL, out=tmp_path, rounds=2, curve=[1], methods=["fedavg"])
     assert results.failures == {"fedavg, seed 0, after 1 rounds": "it is too early"}
     assert read_progress(tmp_path).failures == ("fedavg, seed 0: it is too early",)
@@ -345,11 +374,11 @@ class Same:
     ("make", "says"),
     [
         (lambda folder: folder / "nothing", "does not exist"),
-        (lambda folder: folder, "holds no run and no record"),
+        (lambda folder: folder, "is an empty folder"),
         (lambda folder: _write(folder / "a.json", "[1, 2]"), "holds no run and no record"),
         (
             lambda folder: _write(folder / "a.json", '{"format": 1, "id": "x", "columns": [], "cases": []}'),
-            "no whole record",
+            "is not a valid record",
         ),
         (lambda folder: _write(folder / "a.json", "{"), "is damaged"),
         (lambda folder: _write(folder / "config.json", "{}").parent, "a run that is not finished"),

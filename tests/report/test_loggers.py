@@ -38,7 +38,7 @@ def _somewhere_else(tmp_path, monkeypatch):
 
 def test_points():
     losses = [Losses(["fedavg", "fedthe"], 0, [2.0, 1.0]), Losses(["fedthe"], 1, [4.0])]
-    shown = replace(make_small(), losses=losses, costs={"fedavg": Cost(None, 1, 0, None), "fedthe": Cost(3.5, 1, 0, 1)})
+    shown = replace(make_small(), losses=losses, costs={"fedavg": Cost(None, 1, 0), "fedthe": Cost(3.5, 1, 0)})
     points = list_points(shown)
     assert [point[1:] for point in points if point.name == "loss/fedavg"] == [(2.0, 1), (1.0, 2)]
     assert [point[1:] for point in points if point.name == "loss/fedthe"] == [(3.0, 1), (1.0, 2)]
@@ -101,7 +101,7 @@ def test_tensorboard_stays_in_its_folder(tmp_path, name):
 
 def test_tensorboard_where_nothing_can_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write below"):
+    with pytest.raises(InputError, match="cannot write in"):
         write_tensorboard(make_page(clients=2, seeds=(0,)), tmp_path / "file")
 
 
@@ -296,9 +296,9 @@ def test_places_that_are_none(uri):
 
 def test_mlflow_files_that_are_no_database(tmp_path):
     (tmp_path / "text.db").write_text("this is not a database, and it is longer than a header\n" * 20)
-    assert "is not a database that can be written" in refuse(f"sqlite:///{tmp_path}/text.db")
-    assert "is not a database that can be written" in refuse(f"sqlite:///{tmp_path}")
-    assert "cannot write below" in refuse(f"sqlite:///{tmp_path}/text.db/x.db")
+    assert "is not a writable database" in refuse(f"sqlite:///{tmp_path}/text.db")
+    assert "is not a writable database" in refuse(f"sqlite:///{tmp_path}")
+    assert "cannot write in" in refuse(f"sqlite:///{tmp_path}/text.db/x.db")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedthe.errors import InputError
-from fedthe.report.data import Clients, Cost, Page, Paper, Score
+from fedthe.report.data import Cost, Page, Paper, Score, SeedClients
 from fedthe.report.headline import say_finding
 from fedthe.report.page import render, write_page
 from report_pages import FIGURE_CONFIG, make_page, make_shown
@@ -27,7 +27,7 @@ def make_small(**changes):
         make_shown(methods=("fedavg", "fedthe"), clients=2, seeds=(0, 1), rounds=4, paper=False),
         tests={"original": "original", "ooc": "out-of-client"},
         scores=scores,
-        costs={"fedavg": Cost(0.5, 1.0, 0.0, None), "fedthe": Cost(2.0, 2.0, 3.0, None)},
+        costs={"fedavg": Cost(0.5, 1.0, 0.0), "fedthe": Cost(2.0, 2.0, 3.0)},
         notes=[],
         failures={},
     )
@@ -88,7 +88,7 @@ def test_a_mean_that_is_the_worst_too_has_a_deviation_as_the_mean_alone():
 
 def test_every_run_has_its_own_best():
     low = {"fedavg": {"ooc": Score(5.0, None, 1.0)}, "fedthe": {"ooc": Score(4.0, None, 2.0)}}
-    costs = {"fedavg": Cost(7.0, 1.0, 0.0, None), "fedthe": Cost(9.0, 1.0, 0.0, None)}
+    costs = {"fedavg": Cost(7.0, 1.0, 0.0), "fedthe": Cost(9.0, 1.0, 0.0)}
     page, _ = show(make_small(), make_small(name="second", tests={"ooc": "out-of-client"}, scores=low, costs=costs))
     bold = re.findall(r'<td class="words">(.*?)</td>|<b>(.*?)</b>', page.split("results-table")[1].split("</table>")[0])
     assert [name or number for name, number in bold] == [
@@ -97,8 +97,8 @@ def test_every_run_has_its_own_best():
         *("second", "5.0", "7"),
         *("second", "2.0", "2.0"),
     ]
-    assert "Bold: the best of a column within each run." in page
-    assert "Bold: the best of a column." in show(make_small())[0]
+    assert "Bold: best of each column within a run." in page
+    assert "Bold: best of each column." in show(make_small())[0]
 
 
 def test_a_run_in_which_everything_failed_says_so():
@@ -123,7 +123,7 @@ def test_the_average_is_over_tests_that_are_named_and_missing_where_one_is():
     page, _ = show(make_small(scores=scores))
     rows = read_table(page)
     assert rows["FedAvg"]["average"] == rows["FedAvg"]["out-of-client"] == "-"
-    assert "Average: over original, out-of-client." in page
+    assert "Average: mean over original, out-of-client." in page
 
 
 def test_the_paper_stands_below_ours_with_the_difference():
@@ -189,7 +189,8 @@ def test_severities_are_lines_and_not_a_trade_off():
     scores = {"fedthe": {test: Score(50.0, 1.0, 30.0) for test in tests}}
     page, data = show(make_small(tests=tests, scores=scores, methods={"fedthe": "FedTHE"}, clients={}))
     assert list_links(page)[:2] == ["results", "severity"]
-    assert data["runs"][0]["severity"]
+    assert data["runs"][0]["severities"] == [1, 2, 3, 4, 5]
+    assert show(make_small())[1]["runs"][0]["severities"] == []
 
 
 def test_several_runs_share_a_table_and_have_a_selector():
@@ -198,7 +199,7 @@ def test_several_runs_share_a_table_and_have_a_selector():
     assert re.findall(r'<option value="\d">(.*?)</option>', page) == ["first", "second"]
     rows = re.findall(r'<th scope="row">(.*?)</th><td class="words">(.*?)</td>', page)
     assert rows == [("FedAvg", "first"), ("FedTHE", "first"), ("FedAvg", "second"), ("FedTHE", "second")]
-    assert "Average of second: over original, natural." in page
+    assert "Average of second: mean over original, natural." in page
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
     assert 'id="run"' not in show(make_small())[0]
 
@@ -229,7 +230,7 @@ def test_figures_that_cannot_be_drawn_are_named():
     assert "Not drawn here: features; see their PNG files." in page
     page, data = show(figures=[{"id": "features"}, {"id": EVIL}])
     assert list_links(page) == ["figures"]
-    assert f"What was measured. Not drawn here: features, {SAFE}; see their PNG files." in page
+    assert f"Measured. Not drawn here: features, {SAFE}; see their PNG files." in page
     assert data["figures"] == []
     assert "Not drawn" not in show(make_small(), figures=[record])[0]
     assert "figures" not in list_links(show(make_small(), figures=[{}])[0])
@@ -240,12 +241,12 @@ def test_provenance_says_how_to_do_it_again():
     assert "<pre>fedthe run configs/quick.toml</pre>" in page
     assert "<dt>manifest, seed 0</dt>" in page
     assert "<dt>torch</dt><dd>2.11.0</dd>" in page
-    assert "<dt>took</dt><dd>2.1 minutes</dd>" in page
+    assert "<dt>duration</dt><dd>2.1 min</dd>" in page
     assert '<td class="words">dataset</td><td class="words">glyphs</td>' in page
 
 
 def test_clients_without_a_known_mix_are_shown_all_the_same():
-    bare = {seed: Clients([], each.scores, {}) for seed, each in make_small().clients.items()}
+    bare = {seed: SeedClients([], each.scores, {}) for seed, each in make_small().clients.items()}
     page, data = show(make_small(clients=bare, classes=[]))
     assert "clients" in list_links(page)
     assert data["runs"][0]["clients"]["0"]["mix"] == []
@@ -281,7 +282,7 @@ def make_ranked(averages, spread, seeds=(0, 1, 2)):
     for i, seed in enumerate(seeds):
         percents = {m: mean + (spread * (i - 1) if m == first else 0.0) for m, mean in averages.items()}
         by_method = {m: {t: [percent, percent] for t in shown.tests} for m, percent in percents.items()}
-        clients[str(seed)] = Clients([], by_method, {})
+        clients[str(seed)] = SeedClients([], by_method, {})
     for m in averages:
         mean = sum(clients[str(seed)].scores[m]["ooc"][0] for seed in seeds) / len(seeds)
         scores[m] = {t: Score(mean, None, mean) for t in shown.tests}
@@ -301,11 +302,11 @@ def test_the_page_begins_with_what_was_found():
 
 def test_a_finding_claims_no_more_than_the_seeds_bear_out():
     said = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=1.0))  # 2 +- 2.48
-    assert "the seeds do not tell it apart from the best other method, Ditto (58.0 %)" in said
+    assert "60.0 %, not significantly above the best other method, Ditto (58.0 %)" in said
     assert "-0.5 to +4.5" in said
     one = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=0.0, seeds=(0,)))
     assert "interval" not in one
-    assert one.endswith("This is one seed: another may rank them differently.")
+    assert one.endswith("This is a single seed: another may rank the methods differently.")
 
 
 def test_a_finding_about_ours_names_the_best_of_the_others():
@@ -316,7 +317,7 @@ def test_a_finding_about_ours_names_the_best_of_the_others():
 
 def test_a_finding_where_there_is_little_to_find():
     shown = make_ranked({"fedavg": 60.0}, spread=0.0)
-    assert say_finding(shown) == "FedAvg has an average accuracy of 60.0 %; there is no other method beside it."
+    assert say_finding(shown) == "FedAvg has an average accuracy of 60.0 %; it is the only method."
     assert say_finding(replace(shown, scores={})) == ""
     del shown.scores["fedavg"]["ooc"]  # its average would be of something else
     assert say_finding(shown) == ""

@@ -10,15 +10,18 @@ import pytest
 import torch
 
 import fedthe as package
-from fedthe.bench import ANSWER_MEMO, ROUND_STACKED, Bench, Ceilings, Line, Machine
+from fedthe.bench.lab import ANSWER_MEMO, ROUND_STACKED
+from fedthe.bench.machine import Ceilings, Machine
+from fedthe.bench.result import Bench, Line
 from fedthe.data import load_dataset
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
-from fedthe.experiment import read_results
+from fedthe.experiment.results import read_results
 from fedthe.study.bill import Bill, bill_tables
 from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
 from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
+from helpers import count_loads
 
 SMALL = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 5, "seeds": [0, 1], "train_fraction": 0.5}
 
@@ -232,15 +235,16 @@ def test_a_table_of_which_nothing_could_be_measured_is_refused(data, tmp_path):
         make_record_of(table, cases)
 
 
-def test_trainings_are_those_that_the_bill_counts(data, tmp_path):
+def test_trainings_are_those_that_the_bill_counts(data, tmp_path, monkeypatch):
     """A part of the test rows and another severity train nothing anew; a part of the training rows does."""
-    out = tmp_path / "runs"
+    out, loads = tmp_path / "runs", count_loads(monkeypatch, "npz")
     trained = []
     for name, more in (("test-size1-dir1", {}), ("test-size0.5-dir1", {}), ("severity-mixture-dir1", {"samples": 3})):
         table = find_table(name)
         make_record_of(table, plan_cases(table, ["fedthe"], out=str(out), **data, **SMALL | more))
         trained.append(len(list(out.glob("trainings/*.safetensors"))))
     assert trained == [2, 2, 2]  # of two seeds
+    assert len(loads) == 3  # one per table, also for the five severities of the last
     names = ["test-size1-dir1", "test-size0.5-dir1", "severity-mixture-dir1", "train-size0.5-dir1"]
     bills = bill_tables([(find_table(name), ["fedthe"]) for name in names], None, seeds=[0, 1])
     assert [bill.trainings for bill in bills.values()] == [2, 0, 0, 2]
@@ -276,7 +280,7 @@ def test_all_tables_that_have_a_method_and_whose_data_is_there(fedthe, data, tmp
     with pytest.raises(InputError, match="no table has a row 'fedte'; did you mean fedthe"):
         pick_tables(["fedte"])
     said = fedthe("table", "--all", "--methods", "ablation_11")
-    assert said.err == "fedthe: ablation is left out, for cifar10 is not at hand.\n"
+    assert said.err == "fedthe: skipping ablation: cifar10 is not available.\n"
     words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
     said = fedthe("table", "--all", *words, "--rounds", "1", "--seeds", "0", "--methods", "gma", "--save", "r")
     tables = ("main-dir0.1", "main-dir1", "main-dir10")
@@ -289,7 +293,7 @@ def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [f"{key}={value}" for key, value in (data | SMALL).items() if key != "seeds"]
     said = fedthe("figure", "weights", *words, "seeds=0")
-    assert said.out == "figures/weights.png, and its numbers beside it\n"
+    assert said.out == "written to figures/weights.png, with its numbers in weights.json\n"
     first = (tmp_path / "figures/weights.png").read_bytes()
     (tmp_path / "figures/weights.png").unlink()
     fedthe("figure", "weights", "--redraw")
@@ -299,7 +303,7 @@ def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     assert "name a figure" in fedthe("figure", "--redraw", exits=2).err
     (tmp_path / "figures/leak.json").write_text('{"id": "leak"}')
     assert "figures/leak.json is not sealed" in fedthe("figure", "leak", "--redraw", exits=2).err
-    assert "and another" in fedthe("figure", "gains", *words, "methods=fedavg_ft", exits=2).err
+    assert "at least one other" in fedthe("figure", "gains", *words, "methods=fedavg_ft", exits=2).err
     said = fedthe("figure", "leak", *words, "seeds=0", "methods=fedavg", "lr=1e30", exits=1).err
     assert "more than can be computed with" in said.splitlines()[-1]
     assert "Traceback" not in said
@@ -340,13 +344,14 @@ def test_days_of_work_are_announced_and_not_started(asked, fedthe, home, tmp_pat
 
 
 def test_a_remembered_bench_decides_what_takes_long(home, monkeypatch):
+    from fedthe.bench.result import find_baseline
     from fedthe.store import write_json
     from fedthe.study import ask
 
     machine = ask.describe_machine(torch.device("cpu"))
     guessed = ask.find_bench("cpu")
     fast = replace(guessed, machine=machine, rows=tuple(replace(row, value=1e-6) for row in guessed.rows))
-    write_json(ask.remembered(machine), fast.as_dict())
+    write_json(find_baseline(machine), fast.as_dict())
     assert [row.value for row in ask.find_bench("cpu").rows] == [1e-6] * len(guessed.rows)
-    ask.remembered(machine).write_text("{}")
+    find_baseline(machine).write_text("{}")
     assert ask.find_bench("cpu") == guessed

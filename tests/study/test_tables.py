@@ -5,7 +5,7 @@ import pytest
 
 from fedthe.data.plan import Settings, build
 from fedthe.errors import InputError
-from fedthe.experiment import make_methods
+from fedthe.methods.make import make_methods
 from fedthe.study.show import lay_out
 from fedthe.study.tables import AVERAGE, fill_table, find_table, load_tables, method_of, plan_cases
 

@@ -1,4 +1,4 @@
-"""Ways to damage a file: what bad disks, bad copies and bad luck do."""
+"""Ways to damage a file, as bad disks and bad copies do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def zero_range(path: Path, rng: random.Random, others: list[Path]) -> str:
 
 
 def change_digit(path: Path, rng: random.Random, others: list[Path]) -> str:
-    """A number in a text becomes another number."""
+    """Change a number in a text."""
     held = path.read_bytes()
     found = [match.start() for match in NUMBER.finditer(held)]
     if path.suffix not in (".json", ".jsonl") or not found:
@@ -69,7 +69,7 @@ def replace(path: Path, rng: random.Random, others: list[Path]) -> str:
 
 
 def swap_pair(path: Path, rng: random.Random, others: list[Path]) -> str:
-    """All files of two trainings, or of two answers, change places."""
+    """Swap all files of two trainings, or of two answers."""
     if not others:
         return truncate(path, rng, others)
     other = rng.choice(others)
@@ -108,7 +108,7 @@ def make_link(path: Path, rng: random.Random, others: list[Path]) -> str:
 
 
 def change_weights(path: Path, rng: random.Random, others: list[Path]) -> str:
-    """A whole checkpoint with other weights, or another round number."""
+    """Make a valid checkpoint with other weights, or another round number."""
     if path.suffix != ".safetensors":
         return edit_answer(path, rng, others)
     from safetensors import safe_open
@@ -131,7 +131,7 @@ def change_weights(path: Path, rng: random.Random, others: list[Path]) -> str:
 
 
 def edit_answer(path: Path, rng: random.Random, others: list[Path]) -> str:
-    """An answer whose JSON is whole and whose rows are not those of the run."""
+    """Make an answer of valid JSON whose rows are not those of the run."""
     value: Any = json.loads(path.read_bytes()) if path.suffix == ".json" else None
     if not (isinstance(value, dict) and isinstance(value.get("rows"), list)):
         return change_digit(path, rng, others)
@@ -179,7 +179,7 @@ ODD: tuple[Any, ...] = (
 
 
 def edit_json(path: Path, rng: random.Random, others: list[Path]) -> str:
-    """JSON that is whole, with a value of another kind somewhere, or one missing."""
+    """Make valid JSON with a value of another type somewhere, or one missing."""
     try:
         value = json.loads(path.read_bytes())
     except ValueError:
@@ -225,7 +225,7 @@ WAYS: tuple[Damage, ...] = (
 
 
 def damage(folder: Path, files: list[Path], rng: random.Random, number: int) -> tuple[str, set[str]]:
-    """Damage one of the files in one way; what was done, and the paths that this may have changed."""
+    """Damage one of the files in one way; return what was done, and the paths that may have changed."""
     way = WAYS[number % len(WAYS)]
     if way is edit_answer:
         files = [file for file in files if file.parent.name == "answers"] or files

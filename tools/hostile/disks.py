@@ -1,4 +1,4 @@
-"""A disk that is full in the middle of a run; then there is room again, and the same command goes on."""
+"""The disk becomes full during a run; then there is space again, and the same command resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLENTY = 64_000  # KB
 
 def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tuple[str, Verdict]:
     size = SIZES[number % len(SIZES)]
-    finished = number % 3 == 2  # a run is there already, and gets a round more
+    finished = number % 3 == 2  # a finished run gets one more round
     way = "with a round more" if finished else "fresh"
     words = [*runs.COMMAND, *(runs.WAYS[way][0] if finished else ())]
     disk = place / "disk"
@@ -47,13 +47,13 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
             return what, Verdict("lost", f"{lost}; it said: {first.why}")
         second = judge_run(say(words, work), work / "run", ground.expected[way])
         if second.outcome == "refused":
-            return what, Verdict("lost", f"with room again the same command does not go on: {second.why}")
+            return what, Verdict("lost", f"with space again the same command does not resume: {second.why}")
         return what, second if second.outcome not in ("same", "redone") else first
 
 
 @contextmanager
 def _small_disk(folder: Path, size: int) -> Iterator[bool]:
-    """A file system of its own at `folder`, where this machine allows it; whether it does."""
+    """Mount a tmpfs at `folder`; False where that is not allowed."""
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "none", str(folder)]
     try:
         mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -71,7 +71,7 @@ def _resize(folder: Path, size: int) -> None:
 
 
 def _limit_files(size: int) -> None:
-    """No file beyond `size` KB: a write fails with EFBIG, as it does with ENOSPC on a full disk."""
+    """Limit files to `size` KB: a larger write fails with EFBIG, as it fails with ENOSPC on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000 * size, 1000 * size))
 

@@ -1,4 +1,4 @@
-"""Commands that are killed at any moment, and two at a time on one folder; then the same command goes on."""
+"""Commands are killed at random moments, or two run at a time in one folder; then the same command resumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from . import runs
 from .trial import CRASHED, Ground, Kind, Said, Verdict, find_error, judge_printed, judge_run, say, start, wait
 
-# of a whole run, roughly: the events that the interpreter tells of, and those of them that change files
+# of a whole run, roughly: audit events of the interpreter, and those of them that change files
 EVENTS = {"fresh": 75_000, "with a round more": 31_000}
 CHANGING = {"fresh": 370, "with a round more": 400}
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.chmod", "os.truncate")
@@ -44,14 +44,14 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
     ]
     last = judge_run(say(words, work), work / "run", expected)
     if last.outcome == "refused":
-        last = Verdict("lost", f"the same command does not go on: {last.why}")
+        last = Verdict("lost", f"the same command does not resume: {last.why}")
     bad = [each for each in (*verdicts, last) if each.outcome not in ("same", "refused", "redone")]
     survived = victim and verdicts[0].outcome in ("same", "redone")
     return f"{what}{' (it was done before)' if survived else ''}", bad[0] if bad else last
 
 
 def judge_end(said: Said) -> Verdict:
-    """A killed command may say what it likes, but no traceback."""
+    """A killed command may print anything but a traceback."""
     if said.hung:
         return Verdict("hang", "it did not end")
     if "Traceback (most recent call last)" in said.err or said.code == CRASHED:
@@ -60,7 +60,7 @@ def judge_end(said: Said) -> Verdict:
 
 
 def die_at(moment: int, writes: bool, number: int) -> None:
-    """The process sends itself a signal at this event of the interpreter, so the same try dies at the same place."""
+    """The process sends itself a signal at this event of the interpreter, so that a case dies at the same place."""
     seen = 0
 
     def hear(event: str, given: tuple[Any, ...]) -> None:

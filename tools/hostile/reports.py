@@ -1,4 +1,4 @@
-"""Folders of runs and records of tables are damaged; then they are reported, compared and watched."""
+"""Folders of runs and records of tables are damaged; then commands report, compare and watch them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Numbers = Counter[tuple[str, str]]
 
 
 def prepare(ground: Ground, place: Path) -> None:
-    """What every command shows of every untouched run and record."""
+    """What every command shows of every undamaged run and record."""
     work = ground.copy(place / "work")
     for shown in ("run", *RECORDS):
         add_untouched(work, shown)
@@ -77,7 +77,7 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 
 
 def judge(how: str, work: Path, said: Said, right: tuple[Numbers, int]) -> Verdict:
-    """No number that the untouched files do not give, and none left out, without a word."""
+    """No number may change or disappear without a message."""
     verdict = judge_words(said)
     if verdict and (work / "page.html").exists():
         return Verdict("silent", f"a page is left, and it said: {verdict.why}")
@@ -98,7 +98,7 @@ def judge(how: str, work: Path, said: Said, right: tuple[Numbers, int]) -> Verdi
 
 
 def read(how: str, work: Path, said: Said) -> tuple[Numbers, int]:
-    """All numbers but times that a command showed, by where they stand; and how often it speaks of damage."""
+    """All numbers except times that a command showed, by position, and how often it mentions damage."""
     text = (work / "page.html").read_text(encoding="utf-8") if "html" in how else said.out
     found: Numbers = Counter()
     if "csv" in how:
@@ -114,7 +114,7 @@ def read(how: str, work: Path, said: Said) -> tuple[Numbers, int]:
     elif how == "compare":
         found.update(_list_numbers(json.loads(text)))
     else:
-        table = text.partition("percent right")[2].split("\n\n")[0]
+        table = text.partition("accuracy (%)")[2].split("\n\n")[0]
         lines = [line.split() for line in table.splitlines() if re.search(r"\d\.\d", line)]
         found.update((f"{name} {i}", number) for name, *numbers in lines for i, number in enumerate(numbers))
     return found, len(DAMAGE.findall(text + said.err))

@@ -1,4 +1,4 @@
-"""Files of a finished run and of the cache are damaged; then the run goes on."""
+"""Files of a finished run and of the cache are damaged; then the run is resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import damage
 from .trial import Ground, Kind, Verdict, find_loss, judge_run, read_numbers, say, take_stock
 
 COMMAND = ("run", "tiny.toml", "--json")
-# how the run goes on: words, and whether its answers are there
+# how the run is resumed: arguments, and whether its answers are kept
 WAYS: dict[str, tuple[tuple[str, ...], bool]] = {
     "again": ((), True),
     "again, without its answers": ((), False),
@@ -36,7 +36,7 @@ samples = 4
 
 
 def prepare(folder: Path) -> Ground:
-    """An untouched run, and the numbers of every way to go on with it."""
+    """An undamaged run, and the numbers of every way to resume it."""
     import numpy as np
 
     work = folder / "work"
@@ -59,7 +59,7 @@ def prepare(folder: Path) -> Ground:
 
 
 def list_imports(path: Path) -> None:
-    """This process writes at its end what it has imported. With that imported before, a fork starts in no time."""
+    """Record what this process has imported when it exits: with that imported in advance, a fork starts at once."""
     leave = os._exit
 
     def note(code: int) -> NoReturn:
@@ -93,7 +93,7 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 
 
 def list_files(work: Path) -> list[Path]:
-    """Those that a run leaves: its folder and the cache."""
+    """The files that a run writes: its folder and the cache."""
     found = [*(work / "run").rglob("*"), *(work / "home").rglob("*")]
     return sorted(path for path in found if path.is_file())
 

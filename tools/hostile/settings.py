@@ -1,4 +1,4 @@
-"""Random words and TOML files on the command line, up to where training would start."""
+"""Random arguments and TOML files, up to where training would start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .trial import Ground, Kind, Verdict, judge_words, say
 
-# Values that a setting must take as they are: what config.json holds then.
+# Values that a setting must accept, and what config.json then holds.
 VALID: dict[str, dict[str, Any]] = {
     "rounds": {"1": 1, "7": 7, "250": 250},
     "clients": {"1": 1, "2": 2, "5": 5},
@@ -39,7 +39,7 @@ VALID: dict[str, dict[str, Any]] = {
     "optimizer": {"sgd": "sgd", "adam": "adam", "none": None},
     "engine": {"auto": "auto", "loop": "loop"},
 }
-# Values that must be refused wherever a number is meant.
+# Values that every numeric setting must refuse.
 NEVER = ("nan", "inf", "-inf", "1e400", "-1e400", "-1", "-0.5", "1.5.2", "3 apples", "--5", "1e", "0x10", "[1]", "{}")
 NUMBERS = ("rounds", "clients", "dirichlet", "lr", "batch", "local_epochs", "samples", "severity", "participation")
 ODD = (
@@ -133,7 +133,7 @@ TOML = (
     "checkpoint_seconds = 1" + "0" * 400 + "\n",
     "[hyper.fedthe]\nalpha = 1" + "0" * 400 + "\n",
 )
-# Files of their own, for BASE has these keys.
+# Whole files, because BASE has these keys already.
 WHOLE = (
     'dataset = "npz:\\u0000"\nout = "new"\n',
     'dataset = "npz:tiny.npz"\nout = "a\\u0000b"\n',
@@ -174,23 +174,23 @@ def attempt(ground: Ground, rng: random.Random, number: int, place: Path) -> tup
 
 
 def stop_before_training() -> None:
-    """A run that would begin to train ends well instead. `recording` is entered before the first round."""
-    from fedthe import experiment
+    """End a run successfully where training would start: `recording` is entered before the first round."""
+    from fedthe.experiment import run
 
     def stop(*given: Any, **named: Any) -> Any:
         raise SystemExit(0)
 
-    if not hasattr(experiment, "recording"):
-        raise RuntimeError("experiment.recording has another name; stop_before_training must learn it")
-    experiment.recording = stop
+    if not hasattr(run, "recording"):
+        raise RuntimeError("experiment.run.recording was renamed; adapt stop_before_training")
+    run.recording = stop
 
 
 def judge_settings(work: Path, words: list[str]) -> Verdict:
-    """Whether the settings that were taken are those that were typed."""
+    """Whether the accepted settings are those that were typed."""
     last = {key: value for key, _, value in (word.partition("=") for word in words)}
     for key, value in last.items():
         if key in NUMBERS and value in NEVER:
-            return Verdict("silent", f"{key}={value} is taken")
+            return Verdict("silent", f"{key}={value} is accepted")
     try:
         found = json.loads((work / "new" / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:

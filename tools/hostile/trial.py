@@ -1,4 +1,4 @@
-"""What a try is: a command in a process of its own, what it said, and how that is judged."""
+"""A case: a command in its own process, its output, and how that is judged."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from typing import Any
 GOOD = ("same", "refused", "redone")
 BAD = ("silent", "traceback", "hang", "lost")
 LIMIT = 90.0  # seconds for one command; those here take three on an idle core
-IDLE = 6.0  # seconds asleep in a row: it waits for something that never comes, such as a pipe's writer
-AWAKE = 0.3  # seconds of CPU meanwhile: its other threads work, and do more than draw progress bars
-MEMORY = 3 << 30  # bytes that a command may take beyond what the package itself takes
+IDLE = 6.0  # seconds asleep in a row: it waits for something that never comes, such as the writer of a pipe
+AWAKE = 0.3  # seconds of CPU meanwhile: other threads work, and do more than draw progress bars
+MEMORY = 3 << 30  # bytes that a command may use beyond those of the imported package
 CRASHED = 70  # exit code of a command that ended with an exception
 TABLES = ("results", "std_over_seeds", "worst_client", "curves", "manifests")
 DAMAGE = re.compile(
@@ -35,7 +35,7 @@ DAMAGE = re.compile(
 
 @dataclass(frozen=True)
 class Said:
-    """What a command left: its exit code, or minus the signal that ended it, and its words."""
+    """The exit code of a command, or minus the signal that ended it, and its output."""
 
     code: int
     out: str
@@ -44,7 +44,7 @@ class Said:
 
     @property
     def sentences(self) -> list[str]:
-        """What it said to the user beside its results: refusals, warnings, what it made again."""
+        """Messages to the user besides the results: refusals, warnings, what was computed again."""
         return [line for line in self.err.splitlines() if line.startswith("fedthe:") or "Warning:" in line]
 
 
@@ -57,26 +57,26 @@ class Verdict:
 @dataclass(frozen=True)
 class Kind:
     name: str
-    long: int  # tries in the long form
-    short: int  # tries in the short form
-    attempt: Callable[[Ground, random.Random, int, Path], tuple[str, Verdict]]  # what was done, and what came of it
-    prepare: Callable[[Ground, Path], None] | None = None  # before all tries: what they compare with
+    long: int  # cases in the long form
+    short: int  # cases in the short form
+    attempt: Callable[[Ground, random.Random, int, Path], tuple[str, Verdict]]  # what was done, and the verdict
+    prepare: Callable[[Ground, Path], None] | None = None  # before all cases: what they compare with
 
     @property
     def step(self) -> int:
-        """The short form takes every so-manieth try of the long one: an odd step, so that all ways get their turn."""
+        """The short form takes every n-th case of the long one; n is odd, so that all ways occur."""
         return self.long // self.short | 1
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What all tries start from: an untouched run, and what commands give on it."""
+    """What all cases start from: an undamaged run, and what commands print on it."""
 
     folder: Path  # holds work/: tiny.npz, tiny.toml, run/ and home/
     expected: dict[Any, Any]
 
     def copy(self, place: Path, run: bool = True) -> Path:
-        """The untouched folder again, with or without what the run made."""
+        """A fresh copy of the folder, with or without the files of the run."""
         skip = None if run else shutil.ignore_patterns("run", "home")
         shutil.copytree(self.folder / "work", place, ignore=skip, symlinks=True)
         return place
@@ -84,7 +84,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Started:
-    """A command that runs: its process, and where its words come from."""
+    """A running command: its process, and the pipes of its output."""
 
     pid: int
     out: int
@@ -126,7 +126,7 @@ def start(words: Sequence[str], cwd: Path, before: Callable[[], object] | None =
 
 
 def wait(started: Started, limit: float = LIMIT, idle: float = IDLE) -> Said:
-    """What the command said. One that takes too long, or sleeps for long, is ended by its process id."""
+    """Wait for a command. One that takes or sleeps too long is killed by its process id."""
     began = awake = time.monotonic()
     worked = 0.0  # seconds of CPU when it was last awake
     hung, ended, status = False, 0, 0
@@ -163,16 +163,16 @@ def say(words: Sequence[str], cwd: Path, before: Callable[[], object] | None = N
 
 
 def _look_at(pid: int) -> tuple[str, float]:
-    """The state of a process's main thread, and the seconds of CPU that all its threads have taken."""
+    """The state of a process's main thread, and the CPU seconds of all its threads."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
-        return "?", 0.0  # no telling where there is no /proc
+        return "?", 0.0  # unknown without /proc
 
 
 def _limit_memory() -> None:
-    """What takes all memory of the machine would end more than this process."""
+    """A command that uses up the memory of the machine would kill other processes."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -181,9 +181,9 @@ def _limit_memory() -> None:
 
 
 def judge_words(said: Said) -> Verdict | None:
-    """The verdict that the words alone allow: none for a command that went well."""
+    """The verdict from the output alone; None for a command that succeeded."""
     if said.hung:
-        return Verdict("hang", "it was still waiting when its time was over")
+        return Verdict("hang", "it was still waiting when the time was up")
     text = said.err + said.out
     if "Traceback (most recent call last)" in text or said.code == CRASHED:
         return Verdict("traceback", find_error(text))
@@ -196,7 +196,7 @@ def judge_words(said: Said) -> Verdict | None:
     if said.code in (1, 2) and text.strip():
         lines = [line for line in said.err.splitlines() if line.startswith("fedthe:")]
         return Verdict("refused", lines[-1] if lines else " ".join(text.split())[-200:])
-    return Verdict("traceback", f"exit code {said.code} and no sentence: {' '.join(text.split())[-200:]}")
+    return Verdict("traceback", f"exit code {said.code} without a message: {' '.join(text.split())[-200:]}")
 
 
 def find_error(text: str) -> str:
@@ -209,7 +209,7 @@ def find_error(text: str) -> str:
 
 
 def judge_run(said: Said, folder: Path, expected: dict[str, Any]) -> Verdict:
-    """Whether `fedthe run --json` gave the numbers of an untouched run, or said why not."""
+    """Whether `fedthe run --json` gave the numbers of an undamaged run, or said why not."""
     verdict = judge_words(said)
     if verdict and verdict.outcome != "refused":
         return verdict
@@ -220,7 +220,7 @@ def judge_run(said: Said, folder: Path, expected: dict[str, Any]) -> Verdict:
         failures = read_json(folder / "summary.json")["failures"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         return verdict or Verdict("silent", f"exit 0, but its results cannot be read: {error}")
-    if failures:  # those that failed are named, and the others must be right
+    if failures:  # failed methods are named, and the others must be correct
         wrong = [row for row in numbers["rows"] if row not in expected["rows"]]
         gone = {f"{row['method']}, seed {row['seed']}" for row in expected["rows"] if row not in numbers["rows"]}
         if not wrong and gone <= set(failures):
@@ -236,7 +236,7 @@ def judge_run(said: Said, folder: Path, expected: dict[str, Any]) -> Verdict:
 
 
 def read_numbers(folder: Path, printed: str) -> dict[str, Any]:
-    """All numbers of a run but times: what was printed, the files of results, and what is kept sample by sample."""
+    """All numbers of a run except times: the output, the files of results, and the values of every sample."""
     import pyarrow.parquet
 
     from fedthe import records
@@ -247,7 +247,7 @@ def read_numbers(folder: Path, printed: str) -> dict[str, Any]:
     for name in summary["answers"]:
         try:
             kept = records.read_samples(folder / "samples" / f"{name}.npz")
-        except Exception:  # one that cannot be read gives no wrong number; `fedthe report` is tried on it
+        except Exception:  # an unreadable file gives no wrong number; the kind `reports` tests it
             kept = {}
         samples[name] = {column: kept[column].tolist() for column in sorted(kept)} or None
     return {
@@ -267,7 +267,7 @@ def read_printed(text: str) -> dict[str, Any]:
 
 
 def judge_printed(said: Said, expected: dict[str, Any]) -> Verdict:
-    """The same for what it printed alone: its files may be in the hands of another command by now."""
+    """The same for the output alone: another command may be changing the files."""
     verdict = judge_words(said)
     if verdict:
         return verdict
@@ -280,7 +280,7 @@ def judge_printed(said: Said, expected: dict[str, Any]) -> Verdict:
 
 
 class Samples(dict):  # type: ignore[type-arg]
-    """Sample by sample; equal where all that can be read on both sides is."""
+    """Values of every sample; equal if all that both sides could read is equal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Samples) and all(
@@ -313,7 +313,7 @@ def read_json(path: Path) -> Any:
 
 
 def take_stock(folder: Path) -> dict[str, str]:
-    """Every file below a folder, by its path: what it holds, or what it is."""
+    """Every file below a folder, by path: a hash of its content, or its kind."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
@@ -326,7 +326,7 @@ def take_stock(folder: Path) -> dict[str, str]:
 
 
 def find_loss(before: dict[str, str], after: dict[str, str], spare: set[str], refused: bool) -> str:
-    """What was there before and is gone; after a refusal also what has changed. `spare` may, and files may move."""
+    """A file that is gone or, after a refusal, has changed. Those in `spare` may change, and files may move."""
     kept = set(after.values())
     for path, held in before.items():
         if path in spare or Path(path).name in ("progress.json", "report.html"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from .. import store
@@ -17,9 +18,9 @@ __all__ = ["DATASETS", "Dataset", "Pool", "Report", "find", "load_dataset", "ver
 
 
 def _load_glyphs(path: Path, size: int | None = None) -> Dataset:
-    from . import glyphs  # draws with Pillow: imported only when asked for
+    from . import glyphs  # imports Pillow
 
-    return glyphs.load(path) if size is None else glyphs.load(path, size=size)
+    return glyphs.load(path, size=size or folder.SIZE)
 
 
 DATASETS: dict[str, Source] = {
@@ -36,18 +37,18 @@ DATASETS: dict[str, Source] = {
         lies="nowhere",
     ),
     "mnist": Source(
-        idx.load_mnist,
+        partial(idx.load, "mnist"),
         about="60,000 handwritten digits, 28x28",
         advice="run `fedthe data fetch mnist`",
-        load_test=idx.load_mnist_test,
+        load_test=partial(idx.load_test, "mnist"),
         files=idx.list_files,
         digest="d53e603f87d8931ce48de50a8fe3aea477ca9c8eb3ff90b477c7a7748e20b4e1",
     ),
     "fashion_mnist": Source(
-        idx.load_fashion_mnist,
+        partial(idx.load, "fashion_mnist"),
         about="60,000 pieces of clothing, 28x28",
         advice="run `fedthe data fetch fashion_mnist`",
-        load_test=idx.load_fashion_mnist_test,
+        load_test=partial(idx.load_test, "fashion_mnist"),
         files=idx.list_files,
         digest="83a4ed90bc432942208ce134a04cabd511dce5693d94d54ac10df315dae83951",
     ),
@@ -55,7 +56,7 @@ DATASETS: dict[str, Source] = {
         cifar.load,
         about="50,000 photographs of ten classes, 32x32; shifts: CIFAR-10.1 v6 and v4",
         advice="run `fedthe data fetch cifar10`",
-        shifts={"cifar10.1-v6": cifar.load_v6, "cifar10.1-v4": cifar.load_v4},
+        shifts={f"cifar10.1-{version}": partial(cifar.load_shift, version) for version in ("v6", "v4")},
         load_test=cifar.load_test,
         files=cifar.list_files,
         digest="4bb1cf622e46e63621afd51ce925ccf384abbad67bac03f0517243c7941bf0fd",
@@ -63,40 +64,39 @@ DATASETS: dict[str, Source] = {
     "imagenet32": Source(
         imagenet32.load,
         about="86 classes of ImageNet, 32x32; shifts: ImageNet-A, -R and -V2",
-        advice="download it from image-net.org with an account of yours, and put map_clsloc.txt beside it",
-        shifts={"imagenet-a": imagenet32.load_a, "imagenet-r": imagenet32.load_r, "imagenet-v2": imagenet32.load_v2},
+        advice="download it from image-net.org with your account, and put map_clsloc.txt beside it",
+        shifts={f"imagenet-{part}": partial(imagenet32.load_shift, f"imagenet-{part}") for part in ("a", "r", "v2")},
         together=True,
         load_test=imagenet32.load_test,
         files=imagenet32.list_files,
     ),
     "tiny_imagenet": Source(
         tiny_imagenet.load,
-        about="Tiny-ImageNet, 200 classes or some of them, a folder or a zip",
+        about="Tiny-ImageNet, all 200 classes or some of them, as a folder or a zip",
         advice="run `fedthe data fetch tiny_imagenet --source http`",
     ),
     "folder": Source(
         folder.load,
         about="your images, a folder per class: folder:PATH",
-        advice="name a folder that holds one of images per class",
+        advice="name a folder that has a folder of images per class",
         lies="path",
         files=folder.list_files,
     ),
     "npz": Source(
         npz.load,
         about="your arrays images and labels: npz:PATH",
-        advice="save one with arrays images and labels",
+        advice="save one with the arrays images and labels",
         lies="path",
     ),
 }
 
 DATASETS |= load_plugins("fedthe.datasets", DATASETS)
 
-# The shifts of your own that any dataset takes: natural="npz:PATH" or "folder:PATH".
+# A user's own natural shift, for any dataset: natural="npz:PATH" or "folder:PATH".
 OWN_SHIFTS = {"npz": npz.load_shift, "folder": folder.load_shift}
 
-
-SMALLEST = 8  # pixels of a side that corruptions need
-LARGE = 128  # pixels of a side; above, whole datasets would need tens of gigabytes
+SMALLEST = 8  # pixels per side that corruptions need
+LARGE = 128  # pixels per side; with more, whole datasets would need tens of gigabytes
 
 
 def load_dataset(
@@ -104,8 +104,8 @@ def load_dataset(
 ) -> Dataset:
     """A dataset by "NAME" or "NAME:PATH".
 
-    natural: None for what is at hand, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
-    size: pixels of a side, where the dataset's own is not wanted.
+    natural: None for what is on disk, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
+    size: pixels per side; None for the dataset's own.
     """
     if size is not None and not SMALLEST <= (size := read_whole("size", size)) <= 1024:
         raise InputError(f"size must be from {SMALLEST} to 1024 pixels, but is {size}.")
@@ -123,17 +123,17 @@ def load_dataset(
 
 
 def find(name: str, home: Path | None = None) -> Path | None:
-    """Where a dataset ("NAME" or "NAME:PATH") lies, or None; for one inside the package, a path that need not exist."""
+    """The path of a dataset ("NAME" or "NAME:PATH"), or None if it is not on disk; one in the package needs no path."""
     pick_source(name.partition(":")[0], DATASETS)
     try:
         _, source, path = locate(name, DATASETS, home or store.home())
         if source.lies == "home":
-            source.files(path)  # a folder that a stopped fetch left is not the dataset
+            source.files(path)  # raises if an interrupted fetch left only a part
     except InputError:
         return None
     return path
 
 
 def verify(name: str, home: Path | None = None) -> Report:
-    """Decode all of a dataset ("NAME" or "NAME:PATH") and compare it with what was published."""
+    """Decode all of a dataset ("NAME" or "NAME:PATH") and compare it with the published digest."""
     return make_report(*locate(name, DATASETS, home or store.home()))

@@ -2,27 +2,25 @@
 
 Zhang, Levine and Finn, "MEMO: test time robustness via adaptation and augmentation", NeurIPS 2022,
 https://arxiv.org/abs/2110.09506: a random crop and flip, then AugMix (Hendrycks et al., ICLR 2020,
-https://arxiv.org/abs/1912.02781) at severity 1. Each operation is Pillow's, with bytes in between. What comes in from
-outside the image is black, as in AugMix; MEMO's code says `fillcolor=128`, which Pillow takes for a dark red.
+https://arxiv.org/abs/1912.02781) at severity 1. Each operation does what Pillow's does, with uint8 images in between.
+Pixels from outside the image are black, as in AugMix; MEMO's code says `fillcolor=128`, which in Pillow is a dark red.
 
-Each view of a sample has sixteen 32-bit words of its own, from (key_path, "augmix") and the sample's item:
+Each view of a sample draws sixteen 32-bit words, keyed by (key_path, "augmix") and the sample's item:
 
     0        crop and flip: one of 9 offsets down, one of 9 to the right, one of 2 sides
-    1        m, the part of the mix that the cropped image keeps
+    1        m, the weight of the cropped image in the mix
     2, 3     two points that cut (0, 1) in three: the weights of the three chains, Dirichlet(1, 1, 1)
-    4 to 6   how long each chain is, 1 to 3
+    4 to 6   the length of each chain, 1 to 3
     7 to 15  chain after chain, three steps each: one of the 9 OPS, one of 2 signs, one of 2**23 levels
 
-A word that decides several things is read as digits (see `_split`). The result for a sample is its own, whatever its
-neighbours and their number; more views begin with the fewer.
+A word that decides several things is read as digits (see `_split`). The result for a sample does not depend on the rest
+of the batch, and a larger number of views begins with the same views.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -31,55 +29,43 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from .. import rng
+from ..corruptions.shared import check_images
 from ..errors import InputError
-from .images import check_images
+from ..kernels import use_kernels
+from ..kernels.augmix_recipe import CHAINS, COSINES, DUST, LEVEL, OPS, PAD, SHEAR, SINES, STEPS, WORDS
 
-OPS = (
-    "autocontrast",
-    "equalize",
-    "rotate",
-    "solarize",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
-    "posterize",
-)
-CHAINS, STEPS = 3, 3
-WORDS = 16  # per view
-PAD = 4
 _ROTATE, _SHEAR_X, _SHEAR_Y, _POSTERIZE = 2, 4, 5, 8
-_KINDS = _EQUALIZE, _STRETCH, _POINT, _WARP = range(4)  # of work: three look levels up in tables, one moves pixels
+_KINDS = _EQUALIZE, _STRETCH, _POINT, _WARP = range(4)  # kinds of work: three map levels by tables, one moves pixels
 _KIND_OF_OP = np.array((_STRETCH, _EQUALIZE, _WARP, _POINT, _WARP, _WARP, _WARP, _WARP, _POINT))
-_CACHED = 192 * 32 * 32 * 3  # values of views at a time: the work on them stays in the processor's cache
+_CACHED = 192 * 32 * 32 * 3  # values processed at a time, so that they stay in the CPU's cache
+_LEVELS, _LIMITS = np.arange(256), 256 - np.arange(26)[:, None]
+# uint8 [27, 256]: the levels after solarize by 0 to 25, and after posterize to 4 bits
+_POINT_TABLES = np.vstack((np.where(_LEVELS < _LIMITS, _LEVELS, 255 - _LEVELS), _LEVELS & 0xF0)).astype(np.uint8)
 
 
 def augmix(images: Tensor, key_path: tuple[int | str, ...], items: Tensor, views: int) -> Tensor:
     """`views` augmented views of each image: float32 [n, views, c, h, w] in [-1, 1], channels last in memory.
 
-    images: uint8 [n, h, w, 1 or 3]. items, int64 [n], says which sample each image is: the draws follow `key_path`,
-    the item and the view, and nothing else.
+    images: uint8 [n, h, w, 1 or 3]. items: int64 [n], the sample behind each image. The draws depend only on
+    `key_path`, the item and the view.
     """
     _check(images, items, views)
     key = rng.key(*key_path, "augmix")
-    draw_views = _find_kernel(images)
-    if draw_views is None:
+    if _find_kernel(images) is None:
         return _draw_key(images, key, items, views)
-    keys = images.new_empty((len(images), 2), dtype=torch.int64)
-    for column, word in zip(keys.T, key, strict=True):
-        column.fill_(word)  # on the device: a copy from the host would wait for it
-    return draw_views(images, keys, items.to(images.device), views).movedim(4, 2)
+    keys = torch.stack([torch.full_like(items, word, device=images.device) for word in key], 1)  # without a sync
+    return augmix_rows(images, keys, items, views)
 
 
 def augmix_rows(images: Tensor, keys: Tensor, items: Tensor, views: int) -> Tensor:
-    """As `augmix`, with a key of its own for each image: int64 [n, 2], the words of `rng.key(*key_path, "augmix")`.
+    """As `augmix`, with a key for each image: int64 [n, 2], the words of `rng.key(*key_path, "augmix")`.
 
-    So images of several streams are augmented at once: on a GPU with Triton, in one launch and without a wait.
+    It augments images of several streams at once: on a GPU with Triton, in one launch without a sync.
     """
     _check(images, items, views)
     if keys.dtype != torch.int64 or keys.shape != (len(images), 2):
         raise InputError(
-            f"there must be two int64 words of a key per image, but there are {len(images)} images "
+            f"there must be a key of two int64 words per image, but there are {len(images)} images "
             f"and keys {keys.dtype} {list(keys.shape)}."
         )
     draw_views = _find_kernel(images)
@@ -96,21 +82,16 @@ def augmix_rows(images: Tensor, keys: Tensor, items: Tensor, views: int) -> Tens
 
 
 def _find_kernel(images: Tensor) -> Callable[[Tensor, Tensor, Tensor, int], Tensor] | None:
-    """What draws the views of such images faster than this module can: on a GPU, where there is Triton."""
-    if images.device.type != "cuda" or not has_triton():
+    """The Triton kernel for such images, or None."""
+    if not use_kernels(images):
         return None
-    from .augment_kernel import LARGEST, draw_views
+    from ..kernels.augmix import LARGEST, draw_views
 
     return draw_views if max(images.shape[1:3]) <= LARGEST else None
 
 
-@lru_cache(maxsize=1)
-def has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def _draw_key(images: Tensor, key: rng.Key, items: Tensor, views: int) -> Tensor:
-    """`augmix` in torch and NumPy: the reference, and the way on a CPU."""
+    """`augmix` in torch and NumPy: the reference, and the implementation for CPUs."""
     n, h, w, c = images.shape
     names = items.cpu().numpy()
     done = torch.empty((n, views, h, w, c), device=images.device)
@@ -129,27 +110,24 @@ def _check(images: Tensor, items: Tensor, views: int) -> None:
         raise InputError(f"there must be at least one view of an image, not {views}.")
 
 
-# Draws and plans are small, and NumPy is fastest with small arrays: they are made on the CPU, for every device.
+# Draws and plans are small, and NumPy is fastest on small arrays: they are made on the CPU, for every device.
 
 
 class Draws(NamedTuple):
-    """What is decided for r views."""
+    """The random decisions for r views."""
 
     down: np.ndarray  # int64 [r], 0 to 8
     right: np.ndarray  # int64 [r], 0 to 8
     mirrored: np.ndarray  # int64 [r], 0 or 1
-    share: np.ndarray  # float32 [1 + CHAINS, r]: of the cropped image and of each chain in the mix
+    share: np.ndarray  # float32 [1 + CHAINS, r]: weight in the mix of the cropped image and of each chain
     depth: np.ndarray  # int64 [r, CHAINS], 1 to 3
     op: np.ndarray  # int64 [r, CHAINS, STEPS], into OPS
     negative: np.ndarray  # int64 [r, CHAINS, STEPS], 0 or 1
-    level: np.ndarray  # int64 [r, CHAINS, STEPS]: from 0.1 to 1, in units of 1 / _LEVEL
-
-
-_LEVEL = 10 << 24
+    level: np.ndarray  # int64 [r, CHAINS, STEPS]: from 0.1 to 1, in units of 1 / LEVEL
 
 
 def read_draws(words: np.ndarray) -> Draws:
-    """words: int64 [r, WORDS], laid out as the head of this file says."""
+    """words: int64 [r, WORDS], in the layout of this module's docstring."""
     down, rest = _split(words[:, 0], 2 * PAD + 1)
     right, rest = _split(rest, 2 * PAD + 1)
     keep, one, two = ((words[:, 1:4] >> 9) + 0.5).T * 2.0**-23
@@ -176,15 +154,15 @@ def _split(word: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Plan(NamedTuple):
-    """What to do in which order. A task is one step of one chain of one view.
+    """All tasks in order. A task is one step of one chain of one view.
 
-    All images are kept in a bank: first the r cropped ones, then what each task makes.
+    All images are kept in a bank: first the r cropped ones, then the result of each task.
     """
 
-    sizes: list[list[int]]  # [step][kind]: how many tasks; they come by step and, within it, by kind
-    source: np.ndarray  # int64 [tasks]: where in the bank each of them finds its image
-    result: np.ndarray  # int64 [CHAINS, r]: where in the bank each chain ends
-    tables: list[np.ndarray]  # [step], uint8 [points, 1, 256]: the levels that solarize and posterize lead to
+    sizes: list[list[int]]  # [step][kind]: number of tasks, which are sorted by step, then kind
+    source: np.ndarray  # int64 [tasks]: index of each task's input in the bank
+    result: np.ndarray  # int64 [CHAINS, r]: index of each chain's result in the bank
+    tables: list[np.ndarray]  # [step], uint8 [points, 1, 256]: the new level of each level (solarize, posterize)
     across: list[np.ndarray]  # [step], float32 [2, warps, 1, w]: see `warp`
     down: list[np.ndarray]  # [step], float32 [2, warps, h, 1]
 
@@ -192,10 +170,10 @@ class Plan(NamedTuple):
 def make_plan(draws: Draws, h: int, w: int) -> Plan:
     r = len(draws.op)
     op, negative, level = (draw.reshape(-1, STEPS).T.ravel() for draw in (draws.op, draws.negative, draws.level))
-    # AugMix: int(level * largest / 10), here in whole numbers, so that no rounding decides. Shears are not whole, and
-    # posterize comes to 4 bits at all levels of severity 1.
+    # AugMix: int(level * largest / 10), here in integers, so that rounding plays no part. Shears are not integers, and
+    # posterize leaves 4 bits at all levels of severity 1.
     thrice_largest = np.array((0, 0, 3 * 30, 3 * 256, 0, 0, w, h, 0))
-    size = level * thrice_largest[op] // (3 * 10 * _LEVEL)
+    size = level * thrice_largest[op] // (3 * 10 * LEVEL)
     is_shear = (op == _SHEAR_X) | (op == _SHEAR_Y)
     kind = _KIND_OF_OP[op]
     step = np.arange(STEPS)[:, None]
@@ -217,7 +195,7 @@ def make_plan(draws: Draws, h: int, w: int) -> Plan:
     tables = _POINT_TABLES[np.where(op[points] == _POSTERIZE, -1, size[points])]
 
     warps = tasks[kind[tasks] == _WARP]
-    amount = np.where(is_shear[warps], level[warps] * (0.3 / 10 / _LEVEL), size[warps])
+    amount = np.where(is_shear[warps], level[warps] * SHEAR, size[warps])
     across, down = _look(op[warps], np.where(negative[warps] > 0, -amount, amount), h, w)
     upto = counts.cumsum(0)[:-1]
     return Plan(
@@ -230,39 +208,26 @@ def make_plan(draws: Draws, h: int, w: int) -> Plan:
     )
 
 
-def _point_tables() -> np.ndarray:
-    """uint8 [27, 256]: the levels after solarize by 0 to 25, and after posterize to 4 bits."""
-    levels = np.arange(256)
-    rows = [np.where(levels < 256 - size, levels, 255 - levels) for size in range(26)]
-    return np.array([*rows, levels & 0xF0], dtype=np.uint8)
-
-
-_POINT_TABLES = _point_tables()
-
-
 def _look(op: np.ndarray, amount: np.ndarray, h: int, w: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the pixels of t images look: the sum of float32 [2, t, 1, w] and [2, t, h, 1], as `warp` wants it.
+    """Where the pixels of t images look: float32 [2, t, 1, w] and [2, t, h, 1], whose sum `warp` takes.
 
     amount: degrees counter-clockwise, pixels across per pixel down or down per across, or pixels, as `op` says.
     """
     is_rotate = op == _ROTATE
     degrees = np.where(is_rotate, amount, 0).astype(np.int64)
     directions, u, v = _directions(h, w)
-    matrix = directions[:, op] * np.where(is_rotate, _SINES[degrees], amount)[:, None]
-    matrix[0, :, 0] += _COSINES[degrees]
-    matrix[1, :, 1] += _COSINES[degrees]
+    matrix = directions[:, op] * np.where(is_rotate, SINES[degrees], amount)[:, None]
+    matrix[0, :, 0] += COSINES[degrees]
+    matrix[1, :, 1] += COSINES[degrees]
     by_u, by_v, shift = (matrix[:, :, i : i + 1] for i in range(3))
     return (by_u * u + shift).astype(np.float32)[:, :, None], (by_v * v).astype(np.float32)[..., None]
 
 
-_SINES, _COSINES = (np.array([f(math.radians(degrees)) for degrees in range(360)]) for f in (math.sin, math.cos))
-
-
 @lru_cache(maxsize=16)
 def _directions(h: int, w: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What a unit of each of OPS adds to its map of places, [2, OPS, 3]; and the places of pixels across and down.
+    """What a unit of each of OPS adds to its affine map, [2, OPS, 3]; and the coordinates of pixels across and down.
 
-    Places go from -1 to 1 between the outer edges of an image. A map takes (u, v, 1) to where a pixel at (u, v) looks.
+    Coordinates go from -1 to 1 between the outer edges. A map takes (u, v, 1) to where a pixel at (u, v) looks.
     """
     none, tall, wide = (0, 0, 0), h / w, w / h
     across = [none, none, (0, -tall, 0), none, (0, tall, tall), none, (0, 0, 2 / w), none, none]
@@ -274,9 +239,9 @@ def _directions(h: int, w: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # The work, on uint8 [images, c, h, w]
 
 
-@torch.inference_mode()  # a tenth faster for one image; `augmix` copies the result to a tensor that autograd accepts
+@torch.inference_mode()  # 10 % faster for one image; `augmix` copies the result to a tensor that autograd accepts
 def _augment(images: Tensor, draws: Draws) -> Tensor:
-    """float32 [r, c, h, w] in [-1, 1] of uint8 [n, h, w, c], r / n views each"""
+    """uint8 [n, h, w, c] -> float32 [r, c, h, w] in [-1, 1]: r / n views of each image"""
 
     def send(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(images.device)
@@ -303,14 +268,14 @@ def _augment(images: Tensor, draws: Draws) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, down: Tensor, right: Tensor, mirrored: Tensor) -> Tensor:
-    """r / n views of each image: 4 black pixels all around, cut to size at (down, right), then mirrored or not.
+    """r / n views of each image: padded with 4 black pixels, cropped at (down, right), then mirrored or not.
 
     images: uint8 [n, h, w, c]; down and right: int64 [r], 0 to 8; mirrored: int64 [r], 0 or 1. uint8 [r, c, h, w].
     """
     n, h, w, _ = images.shape
     framed = pad(images.movedim(3, 1), (PAD, PAD, PAD, PAD))
     both = torch.stack((framed, framed.flip(3))).unfold(3, h, 1).unfold(4, w, 1)  # [2, n, c, 9, 9, h, w]
-    across = torch.where(mirrored > 0, 2 * PAD - right, right)  # mirrored first, it is cut from the other side
+    across = torch.where(mirrored > 0, 2 * PAD - right, right)  # a mirrored image is cropped from the other side
     which = torch.arange(len(down), device=images.device) // (len(down) // n)
     return both[mirrored, which, :, down, across]
 
@@ -331,12 +296,12 @@ def look_up(x: Tensor, equalized: int, stretched: int, tables: Tensor) -> Tensor
 
 
 def _equalize(planes: Tensor, index: Tensor) -> Tensor:
-    """ImageOps.equalize: each level becomes the share of pixels below it, in whole steps; uint8 [planes, 256]"""
+    """ImageOps.equalize: each level becomes the share of pixels below it, in integer steps; uint8 [planes, 256]"""
     counts = torch.bincount(index.flatten(), minlength=256 * len(planes)).view(-1, 256)
     brightest = counts.gather(1, planes.amax(1).long()[:, None])
     step = (planes.shape[1] - brightest) // 255
     below = counts.cumsum(1).sub_(counts).add_(step // 2)
-    # whole numbers below 2**24: in float32, too, their quotient reaches a whole number only where it is one
+    # integers below 2**24: even in float32, their quotient rounds to an integer only if it is one
     table = below.float().div_(step.float()).clamp_(max=255)
     return torch.where(step == 0, _levels(planes.device, torch.float32), table).to(torch.uint8)
 
@@ -345,7 +310,7 @@ def _stretch(planes: Tensor) -> Tensor:
     """ImageOps.autocontrast: the darkest level becomes 0 and the brightest 255; uint8 [planes, 256]"""
     levels = _levels(planes.device, torch.float64)
     low, high = planes.amin(1).double()[:, None], planes.amax(1).double()[:, None]
-    # with the roundings of Pillow, which may lead to 254 where 255 is meant; torch takes 255 / x for 255 * (1 / x)
+    # rounded as in Pillow, which may give 254 instead of 255; torch computes 255 / x as 255 * (1 / x)
     scale = torch.full_like(low, 255).div_(high - low)
     table = (levels * scale).sub_(low * scale).clamp_(0, 255)
     return torch.where(low == high, levels, table).to(torch.uint8)
@@ -357,14 +322,10 @@ def _levels(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def warp(x: Tensor, place: Tensor) -> Tensor:
-    """Image.transform by BILINEAR, black where a pixel looks outside.
+    """Image.transform with BILINEAR; black where a pixel looks outside.
 
     place: float32 [2, images, h, w], where each pixel looks, across and down, from -1 to 1 between the outer edges.
     """
     inside = torch.maximum(place[0].abs(), place[1].abs()) < 1
     moved = grid_sample(x.float(), place.movedim(0, 3), mode="bilinear", padding_mode="border", align_corners=False)
-    # Pillow cuts to whole levels; what is meant as a whole level must not fall below it by the dust of float32
-    return moved.add_(_DUST).short().to(torch.uint8).mul_(inside[:, None])
-
-
-_DUST = 1e-4
+    return moved.add_(DUST).short().to(torch.uint8).mul_(inside[:, None])

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import read_npy, say_error
+from ..foreign import explain, read_npy
 from .folder import fit_images
 from .pool import Dataset, Pool
 from .source import check_labels
@@ -19,7 +19,7 @@ FILES = (*BATCHES, "test_batch", "batches.meta")
 
 
 def load(path: Path, size: int | None = None) -> Dataset:
-    """The 50,000 training images: BRFL cuts its clients' train, validation and test splits out of those alone."""
+    """The 50,000 training images alone: BRFL takes each client's train, validation and test rows from these."""
     return Dataset(_read_pool(path, BATCHES, size))
 
 
@@ -27,12 +27,12 @@ def load_test(path: Path) -> Pool:
     return _read_pool(path, ("test_batch",))
 
 
-def load_v6(path: Path, pool: Pool) -> Pool | None:
-    return _load_shift(path, "v6", pool)
-
-
-def load_v4(path: Path, pool: Pool) -> Pool | None:
-    return _load_shift(path, "v4", pool)
+def load_shift(version: str, path: Path, pool: Pool) -> Pool | None:
+    for folder in (path / f"cifar10.1-{version}", path, path.parent):  # as fetched, or as users put it
+        if (folder / f"cifar10.1_{version}_data.npy").exists():
+            images, labels = read_shift(folder, version)
+            return Pool(f"cifar10.1-{version}", fit_images(images, pool.images.shape[1:]), labels, pool.classes)
+    return None
 
 
 def list_files(path: Path) -> list[Path]:
@@ -51,14 +51,6 @@ def read_shift(folder: Path, version: str) -> tuple[np.ndarray, np.ndarray]:
     labels = _read_npy(file)
     check_labels(file, labels, len(images), 0, 9)
     return images, labels
-
-
-def _load_shift(path: Path, version: str, pool: Pool) -> Pool | None:
-    for folder in (path / f"cifar10.1-{version}", path, path.parent):  # as fetched, or as users put it
-        if (folder / f"cifar10.1_{version}_data.npy").exists():
-            images, labels = read_shift(folder, version)
-            return Pool(f"cifar10.1-{version}", fit_images(images, pool.images.shape[1:]), labels, pool.classes)
-    return None
 
 
 def _read_pool(path: Path, names: tuple[str, ...], size: int | None = None) -> Pool:
@@ -81,11 +73,5 @@ def _find_file(path: Path, name: str) -> Path:
 
 
 def _read_npy(file: Path) -> np.ndarray:
-    try:
+    with explain(f"{file} is not a readable npy file", "run `fedthe data fetch cifar10.1-v6`"):
         return read_npy(file)
-    except InputError:
-        raise
-    except Exception as error:  # NumPy parses the header as Python, which can fail in any way
-        raise InputError(
-            f"{file} is not a readable npy file ({say_error(error)}); run `fedthe data fetch cifar10.1-v6`."
-        ) from None

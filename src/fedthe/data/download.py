@@ -1,4 +1,4 @@
-"""One file over HTTP: resumed where it was cut, and bounded in size, time and redirects, whatever the server does."""
+"""Download a file over HTTP: interrupted downloads resume; size, time and redirects are bounded."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ..errors import InputError
 from ..foreign import say_error
 from ..text import clean, flatten
 
-Progress = Callable[[int, "int | None"], None]  # bytes so far, bytes in all where that is known
+OnProgress = Callable[[int, "int | None"], None]  # bytes so far, and in total if known
 
-PAUSES = (0.5, 2.0)  # seconds between tries; so there are three
+PAUSES = (0.5, 2.0)  # seconds between the three tries
 TIMEOUT = 30.0  # seconds without a byte
-WINDOW = 60.0  # seconds, in each of which SLOWEST bytes a second must come
+WINDOW = 60.0  # seconds over which at least SLOWEST bytes a second must arrive
 SLOWEST = 2_000
 LONGEST = 24 * 3600.0  # seconds for one file
 REDIRECTS = 5
@@ -35,19 +35,19 @@ CHUNK = 1 << 18
 LIMIT = 8 << 30  # bytes of one file; ImageNet-R, the largest, has 2.2 GB
 
 
-def download(url: str, part: Path, progress: Progress | None = None) -> None:
-    """`url` into `part`, from where an earlier try or run was cut; three tries."""
+def download(url: str, part: Path, progress: OnProgress | None = None) -> None:
+    """Download `url` to `part` in at most three tries, resuming what an earlier try or run left."""
     deadline = monotonic() + LONGEST
     for pause in (*PAUSES, None):
         try:
-            with _Watch(deadline) as watch:
-                _transfer(url, part, progress, watch)
+            with _Watchdog(deadline) as watchdog:
+                _transfer(url, part, progress, watchdog)
             return
         except InputError:
             raise
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: a header that makes no sense
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: a malformed header
             cause = error.reason if isinstance(error, urllib.error.URLError) else None
-            unknown = isinstance(cause, socket.gaierror)  # an unknown host stays unknown
+            unknown = isinstance(cause, socket.gaierror)  # another try would not help
             if pause is None or unknown or monotonic() > deadline:
                 raise InputError(
                     f"{url} failed ({say_error(cause if isinstance(cause, OSError) else error)})"
@@ -55,58 +55,58 @@ def download(url: str, part: Path, progress: Progress | None = None) -> None:
             sleep(pause)
 
 
-def _transfer(url: str, part: Path, progress: Progress | None, watch: _Watch) -> None:
-    tag_file = part.with_name(f"{part.name}.tag")  # which version of the file the bytes so far belong to
+def _transfer(url: str, part: Path, progress: OnProgress | None, watchdog: _Watchdog) -> None:
+    tag_file = part.with_name(f"{part.name}.tag")  # the version of the file that the bytes so far belong to
     tag = _plain(tag_file.read_text(encoding="utf-8", errors="replace")) if tag_file.exists() else ""
     have = part.stat().st_size if part.exists() and tag else 0
     headers = {"User-Agent": "fedthe", "Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
     try:
-        response = _open(url, headers, watch)
+        response = _open(url, headers, watchdog)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{have}":
-                return  # all of it was there already
+                return  # it is complete already
             if error.code == 416:
                 part.unlink(missing_ok=True)
             elif error.code < 500 and error.code not in (408, 429):
-                raise InputError(f"{url} answers {error.code} {flatten(error.reason, 60)}") from None
+                raise InputError(f"{url} returned {error.code} {flatten(error.reason, 60)}") from None
             raise
     with response:
         have, total = _find_start(url, response, part, have, tag)
         if total is not None and total > LIMIT:
             raise InputError(f"{url} has more than {LIMIT} bytes")
         with part.open("ab" if have else "wb") as file:
-            if not have:  # only now that the old bytes are gone: a new tag must never stand for them
+            if not have:  # only after the old bytes are gone: the new tag must not describe them
                 tag_file.write_text(_tag(response.headers), encoding="utf-8")
-            while chunk := response.read1(CHUNK):  # what is there: `read` would wait for all of a chunk, byte by byte
+            while chunk := response.read1(CHUNK):  # whatever has arrived; `read` would wait for a whole chunk
                 file.write(chunk)
                 have += len(chunk)
-                watch.received += len(chunk)
+                watchdog.received += len(chunk)
                 if have > LIMIT:
                     part.unlink()
                     raise InputError(f"{url} sends more than {LIMIT} bytes")
                 if progress:
                     progress(have, total)
-    watch.check()
+    watchdog.check()
     if total is not None and have != total:
-        raise OSError(f"cut after {have} of {total} bytes")
+        raise OSError(f"interrupted after {have} of {total} bytes")
 
 
 def _find_start(url: str, response: Any, part: Path, asked: int, tag: str) -> tuple[int, int | None]:
-    """Where the body starts in the file, and how long the file is, if the answer says so."""
+    """The offset at which the body starts, and the length of the file if the response gives it."""
     if response.status == 200:
         return 0, _read_length(response.headers.get("Content-Length"))
     if response.status != 206:
-        raise InputError(f"{url} answers {response.status}, which is no file")
+        raise InputError(f"{url} returned {response.status} instead of a file")
     found = re.fullmatch(r"bytes (\d{1,18})-\d{1,18}/(\d{1,18}|\*)", response.headers.get("Content-Range") or "")
     came = _tag(response.headers)
-    # An answer to If-Range with an ETag must repeat the ETag; with a date, it need not repeat the date.
+    # A response to If-Range must repeat an ETag, but need not repeat a date.
     same = came == tag if tag.startswith('"') else came in ("", tag)
     if not found or int(found[1]) != asked or not asked or not same:
         part.unlink(missing_ok=True)  # so that the next try starts over
-        raise OSError("another part came than was asked for")
+        raise OSError("the server sent another range than requested")
     return asked, _read_length(found[2])
 
 
@@ -115,26 +115,22 @@ def _read_length(text: str | None) -> int | None:
 
 
 def _tag(headers: Message) -> str:
-    """What If-Range may name: a strong ETag or a date; with neither, a cut download starts over."""
+    """The validator for If-Range: a strong ETag, or a date. Without either, an interrupted download starts over."""
     tag = _plain(headers.get("ETag") or "")
     return tag if tag and not tag.startswith("W/") else _plain(headers.get("Last-Modified") or "")
 
 
 def _plain(tag: str) -> str:
-    """The tag, if it may stand in a header."""
+    """The tag if a header may contain it, else an empty string."""
     return tag if re.fullmatch(r"[ -~]{1,200}", tag) else ""
 
 
-def _open(url: str, headers: dict[str, str], watch: _Watch) -> Any:
-    """The answer of the server, or of the one that it redirects to.
-
-    urllib would follow redirects itself, but reads their bodies whole and takes other schemes.
-    """
+def _open(url: str, headers: dict[str, str], watchdog: _Watchdog) -> Any:
+    """The response, after redirects. urllib's own would read redirect bodies whole and accept other schemes."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler(),
-        _Http(watch),
-        _Https(watch),
+        _WatchedHandler(watchdog),
         request.HTTPDefaultErrorHandler(),
         request.HTTPErrorProcessor(),
         request.UnknownHandler(),
@@ -153,28 +149,28 @@ def _open(url: str, headers: dict[str, str], watch: _Watch) -> Any:
 
 
 def follow(url: str, location: str) -> str:
-    """Where a redirect leads: to https anywhere; from http also to http on the same host."""
+    """The target of a redirect: https anywhere; from http, also http on the same host."""
     try:
         new = urljoin(url, quote(location, encoding="iso-8859-1", errors="replace", safe=string.punctuation))
         old_parts, parts = urlsplit(url), urlsplit(new)
         same_host = parts.hostname == old_parts.hostname
     except ValueError:
-        raise InputError(f"{url} redirects to {clean(location)!r}, which is no address") from None
+        raise InputError(f"{url} redirects to {clean(location)!r}, which is not a URL") from None
     if parts.scheme == "https" or (parts.scheme == old_parts.scheme == "http" and same_host):
         return new
     raise InputError(f"{url} redirects to {clean(new, 200)}, but only redirects to https are followed")
 
 
-class _Watch(threading.Thread):
-    """Cuts the line of a server that sends less than SLOWEST bytes a second, in its headers too, or for too long.
+class _Watchdog(threading.Thread):
+    """Disconnects a server that sends less than SLOWEST bytes a second, headers included, or takes too long.
 
-    A socket's own timeout is for a single read: a byte now and then would keep the reader waiting forever.
+    A socket's own timeout applies to a single read: a byte now and then would keep the reader waiting forever.
     """
 
     def __init__(self, deadline: float) -> None:
         super().__init__(daemon=True)
         self.deadline = deadline
-        self.line: socket.socket | None = None
+        self.socket: socket.socket | None = None
         self.received = 0
         self.cut = False
         self.over = threading.Event()
@@ -184,18 +180,18 @@ class _Watch(threading.Thread):
         while not self.over.wait(WINDOW):
             slow = self.received - before < SLOWEST * WINDOW
             before = self.received
-            if self.line is not None and (slow or monotonic() > self.deadline):
+            if self.socket is not None and (slow or monotonic() > self.deadline):
                 self.cut = True
-                with suppress(OSError):  # closed meanwhile
-                    # the plain socket's method: that of a TLS socket would take the reader's state away
-                    socket.socket.shutdown(self.line, socket.SHUT_RDWR)
+                with suppress(OSError):  # already closed
+                    # not a TLS socket's own method, which would drop state that the reader uses
+                    socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
                 return
 
     def check(self) -> None:
         if self.cut:
             raise OSError(f"it sends less than {SLOWEST} bytes a second, or took more than {LONGEST / 3600:g} hours")
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _Watchdog:
         self.start()
         return self
 
@@ -203,33 +199,28 @@ class _Watch(threading.Thread):
         self.over.set()
         self.join()
         if error is not None and not isinstance(error, InputError):
-            self.check()  # the true reason of what the reader has met
+            self.check()  # the real cause of the reader's error
 
 
-class _Http(request.HTTPHandler):
-    def __init__(self, watch: _Watch) -> None:
+class _WatchedHandler(request.HTTPSHandler, request.HTTPHandler):
+    """http and https over connections whose sockets the watchdog sees."""
+
+    def __init__(self, watchdog: _Watchdog) -> None:
         super().__init__()
-        self.watch = watch
+        self.watchdog = watchdog
 
     def http_open(self, req: request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_watched(http.client.HTTPConnection, self.watch), req)
-
-
-class _Https(request.HTTPSHandler):
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()
-        self.watch = watch
+        return self.do_open(self._watch(http.client.HTTPConnection), req)
 
     def https_open(self, req: request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_watched(http.client.HTTPSConnection, self.watch), req)
+        return self.do_open(self._watch(http.client.HTTPSConnection), req)
 
+    def _watch(self, kind: Any) -> Any:
+        watchdog = self.watchdog
 
-def _watched(kind: Any, watch: _Watch) -> Any:
-    """A connection that shows its socket to `watch`."""
+        class Connection(kind):  # type: ignore[misc]
+            def connect(self) -> None:
+                super().connect()
+                watchdog.socket = self.sock
 
-    class Connection(kind):  # type: ignore[misc]
-        def connect(self) -> None:
-            super().connect()
-            watch.line = self.sock
-
-    return Connection
+        return Connection

@@ -1,4 +1,4 @@
-"""Image files: one photograph -> one array, a folder per class -> a pool."""
+"""Image files as arrays, and a folder per class as a dataset."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import check_room, read_file, say_error, show_path
-from ..progress import track
+from ..foreign import check_room, explain, read_file, show_path
+from ..progress.events import track
 from .decode import BYTES, decode_image
 from .pool import Dataset, Pool
 from .source import find_classes
@@ -20,7 +20,7 @@ from .source import find_classes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SIZE = 32  # pixels, where nobody asks for another
+SIZE = 32  # pixels per side, by default
 
 
 def load(path: Path, size: int | None = None) -> Dataset:
@@ -30,7 +30,7 @@ def load(path: Path, size: int | None = None) -> Dataset:
 
 
 def load_shift(path: Path, pool: Pool) -> Pool:
-    """A folder whose class folders carry names of the pool's classes, all of them or some."""
+    """A folder whose sub-folders are named after classes of the pool, all of them or some."""
     names = list_classes(path)
     where = find_classes(path, names, pool)
     images, labels = read_folders([path / name for name in names], pool.images.shape[1:])
@@ -47,7 +47,7 @@ def list_classes(path: Path) -> list[str]:
     names = [entry.name for entry in list_visible(path) if entry.is_dir()]
     if not names:
         raise InputError(
-            f"{show_path(path)} holds no class folders; make one per class, named after it, and put its images there."
+            f"{show_path(path)} has no class folders; make one per class, named after it, and put its images there."
         )
     return names
 
@@ -60,26 +60,24 @@ def list_images(folder: Path) -> list[Path]:
                 f"{show_path(file)} is a folder within a class folder; move its images up into {show_path(folder)}."
             )
     if not files:
-        raise InputError(f"{show_path(folder)} holds no images; add some or remove the folder.")
+        raise InputError(f"{show_path(folder)} has no images; add some or remove the folder.")
     return files
 
 
 def list_visible(folder: Path) -> list[Path]:
-    """What is in a folder, by name, without hidden files."""
-    try:
+    """The entries of a folder, by name, without hidden ones."""
+    with explain(f"{show_path(folder)} cannot be read"):
         return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    except OSError as error:
-        raise InputError(f"{show_path(folder)} cannot be read ({say_error(error)}).") from None
 
 
 def make_room(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """An array for so many images, uint8 [count, *shape], if the memory can hold it."""
+    """An empty array for `count` images, uint8 [count, *shape], if it fits in memory."""
     check_room(f"{count:,} images of {shape[0]} x {shape[1]}", count * math.prod(shape), "set a smaller size")
     return np.empty((count, *shape), dtype=np.uint8)
 
 
 def read_folders(folders: Sequence[Path], shape: tuple[int, ...], crop: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """All images of the folders, in order of name: uint8 [n, *shape], and the position of their folder: int64 [n]."""
+    """All images of the folders, by name: uint8 [n, *shape], and the position of their folder: int64 [n]."""
     files = [(file, label) for label, folder in enumerate(folders) for file in list_images(folder)]
     images = make_room(len(files), shape)
     for row, (file, _) in enumerate(track("reading images", files)):
@@ -88,12 +86,12 @@ def read_folders(folders: Sequence[Path], shape: tuple[int, ...], crop: bool = T
 
 
 def read_image(name: str, read: Callable[[], bytes], shape: tuple[int, ...], crop: bool = True) -> np.ndarray:
-    """One encoded image, upright, without transparency, resized: uint8 [*shape]."""
-    return decode_image(name, read, lambda image: fit_image(open_up(image), shape, crop))
+    """One encoded image, upright, opaque and resized: uint8 [*shape]."""
+    return decode_image(name, read, lambda image: fit_image(_normalize(image), shape, crop))
 
 
-def open_up(image: Image) -> Image:
-    """Turned as its EXIF says, in 8 bits, L or RGB; what is transparent becomes white, as on a page."""
+def _normalize(image: Image) -> Image:
+    """Rotated as its EXIF data says, with 8 bits per channel, L or RGB, on a white background."""
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
@@ -108,7 +106,7 @@ def open_up(image: Image) -> Image:
 
 
 def fit_image(image: Image, shape: tuple[int, ...], crop: bool) -> np.ndarray:
-    """Bilinear to `shape` [height, width, 1 or 3], from the largest centred box of that aspect if `crop`."""
+    """Resized bilinearly to `shape` [height, width, 1 or 3]; `crop`: the largest centred box of that aspect ratio."""
     from PIL.Image import Resampling
 
     height, width, channels = shape
@@ -121,7 +119,7 @@ def fit_image(image: Image, shape: tuple[int, ...], crop: bool) -> np.ndarray:
 
 
 def fit_images(images: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """uint8 [n, h, w, 1 or 3] -> uint8 [n, *shape]; the same array when it already fits."""
+    """uint8 [n, h, w, 1 or 3] -> uint8 [n, *shape]; the same array if it has that shape already."""
     if images.shape[1:] == tuple(shape):
         return images
     from PIL import Image

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import read_file, say_error
+from ..foreign import explain, read_file
 from .folder import fit_images, read_folders
 from .pool import Dataset, Pool
 from .source import name_classes
@@ -15,6 +15,7 @@ from .unpickle import read_batch, stack_images
 
 TRAIN = tuple(f"train_data_batch_{number}" for number in range(1, 11))
 MAP = "map_clsloc.txt"
+V2 = "imagenetv2-matched-frequency-format-val"
 # The classes of both ImageNet-A and ImageNet-R, as positions among the 1,000 WordNet ids in sorted order.
 # fmt: off
 SHARED = (
@@ -31,25 +32,25 @@ def load(path: Path, size: int | None = None) -> Dataset:
 
 
 def load_test(path: Path) -> Pool:
-    """The validation images; fifty per class, or the file is not the published one."""
+    """The validation images: in the published file, fifty per class."""
     pool = _read_pool(path, ("val_data",))
     if (np.bincount(pool.labels, minlength=len(SHARED)) != 50).any():
-        raise InputError(f"{path / 'val_data'} has not 50 images of every class; take it from image-net.org again.")
+        raise InputError(f"{path / 'val_data'} must have 50 images per class; download it from image-net.org again.")
     return pool
 
 
-def load_a(path: Path, pool: Pool) -> Pool | None:
-    return _load_shift("imagenet-a", path / "imagenet-a", _shared_wnids(path), pool)
-
-
-def load_r(path: Path, pool: Pool) -> Pool | None:
-    return _load_shift("imagenet-r", path / "imagenet-r", _shared_wnids(path), pool)
-
-
-def load_v2(path: Path, pool: Pool) -> Pool | None:
-    """Matched frequency; its folders are named by the position of the class among the sorted ids."""
-    folder = path / "imagenetv2-matched-frequency-format-val"
-    return _load_shift("imagenet-v2", folder, [str(position) for position in SHARED], pool)
+def load_shift(name: str, path: Path, pool: Pool) -> Pool | None:
+    """imagenet-a, imagenet-r or imagenet-v2; in V2, a class folder is named by its position among the sorted ids."""
+    folder = path / (V2 if name == "imagenet-v2" else name)
+    if not folder.exists():
+        return None
+    folders = [folder / each for each in (map(str, SHARED) if folder.name == V2 else _shared_wnids(path))]
+    for each in folders:
+        if not each.is_dir():
+            raise InputError(f"{each} is missing; run `fedthe data fetch {name}`.")
+    # Squeezed rather than cropped: the benchmark's "bilinear to 32".
+    images, labels = read_folders(folders, pool.images.shape[1:], crop=False)
+    return Pool(name, images, labels, pool.classes)
 
 
 def list_files(path: Path) -> list[Path]:
@@ -57,16 +58,12 @@ def list_files(path: Path) -> list[Path]:
 
 
 def read_map(file: Path) -> tuple[list[str], dict[str, str]]:
-    """WordNet ids in the order of the labels, 1 first, and their names, from lines like "n02119789 1 kit_fox"."""
-    try:
+    """WordNet ids in the order of the labels 1 to 1000, and their names, from lines like "n02119789 1 kit_fox"."""
+    with explain(f"{file} is not a list of 'wnid number name' lines", "download it again"):
         rows = [line.split() for line in read_file(file, 1 << 20).decode("utf-8").splitlines() if line.strip()]
         wnids = {int(number): wnid for wnid, number, _ in rows}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{file} is not a list of 'wnid number name' lines ({say_error(error)}); get it again."
-        ) from None
     if len(rows) != 1000 or sorted(wnids) != list(range(1, 1001)) or len(set(wnids.values())) != 1000:
-        raise InputError(f"{file} must number 1,000 classes from 1 to 1000, each once; get it again.")
+        raise InputError(f"{file} must number 1,000 classes from 1 to 1000, each once; download it again.")
     return [wnids[number] for number in range(1, 1001)], {wnid: name for wnid, _, name in rows}
 
 
@@ -80,7 +77,7 @@ def _read_pool(path: Path, files: tuple[str, ...], size: int | None = None) -> P
     kept = _shared_wnids(path)
     new_label = np.full(1001, -1)
     new_label[[wnids.index(wnid) + 1 for wnid in kept]] = np.arange(len(kept))
-    found = [_find_file(path, name) for name in files]  # all of them, before the first takes its seconds
+    found = [_find_file(path, name) for name in files]  # a missing file is reported before any is read
     batches, labels = [], []
     for file in found:  # one at a time: a whole batch has 400 MB, a twelfth of which is kept
         rows, old = read_batch(file, 1, 1000)
@@ -88,27 +85,13 @@ def _read_pool(path: Path, files: tuple[str, ...], size: int | None = None) -> P
         batches.append(rows[new >= 0])
         labels.append(new[new >= 0])
     if not sum(map(len, labels)):
-        raise InputError(f"{found[0]} and its like hold none of the 86 classes; take them from image-net.org again.")
+        raise InputError(f"{path} has no image of the 86 classes; download it from image-net.org again.")
     images = fit_images(stack_images(batches), (size or 32, size or 32, 3))
     return Pool("imagenet32", images, np.concatenate(labels), name_classes(kept, names))
 
 
-def _load_shift(name: str, folder: Path, names: list[str], pool: Pool) -> Pool | None:
-    if not folder.exists():
-        return None
-    folders = [folder / each for each in names]
-    for each in folders:
-        if not each.is_dir():
-            raise InputError(f"{each} is missing; run `fedthe data fetch {name}`.")
-    # Squeezed rather than cropped: the benchmark's "bilinear to 32".
-    images, labels = read_folders(folders, pool.images.shape[1:], crop=False)
-    return Pool(name, images, labels, pool.classes)
-
-
 def _find_file(path: Path, name: str) -> Path:
     if not (path / name).exists():
-        where = (
-            "the repository PatrykChrabaszcz/Imagenet32_Scripts" if name == MAP else "image-net.org, with an account"
-        )
-        raise InputError(f"{path / name} is missing; take it from {where}.")
+        site = "github.com/PatrykChrabaszcz/Imagenet32_Scripts" if name == MAP else "image-net.org, with an account"
+        raise InputError(f"{path / name} is missing; download it from {site}.")
     return path / name

@@ -1,4 +1,4 @@
-"""An npz file as a dataset, or as a natural shift of another one: images, labels and, if you like, classes."""
+"""An npz file of images, labels and, optionally, classes: as a dataset, or as the natural shift of another."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import Header, read_headers, show_path
-from ..store import read_npz
+from ..foreign import Header, read_headers, read_npz, show_path
 from ..text import flatten
 from .folder import fit_images
 from .pool import Dataset, Pool
 from .source import check_labels, find_classes
 
 ARRAYS = ("images", "labels", "classes")
-MOST_CLASSES = 100_000  # a label above is a mistake, and would be given as many class names
+MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
 
 
 def load(path: Path, size: int | None = None) -> Dataset:
@@ -28,7 +27,7 @@ def load(path: Path, size: int | None = None) -> Dataset:
 
 
 def load_shift(path: Path, pool: Pool) -> Pool:
-    """Labels count in the pool's classes or, where the file names its own classes, in those; some may be absent."""
+    """Labels index the pool's classes, or the file's own `classes` if it has them; some classes may be absent."""
     images, labels, classes = read_arrays(path)
     if classes is None:
         check_labels(path, labels, len(images), 0, len(pool.classes) - 1)
@@ -38,7 +37,7 @@ def load_shift(path: Path, pool: Pool) -> Pool:
 
 
 def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
-    """images uint8 [n, h, w, 1 or 3], labels [n], and the names of the classes where the file has them."""
+    """images uint8 [n, h, w, 1 or 3], labels [n], and the names of the classes if the file has them."""
     headers = read_headers(path)
     _check_names(path, list(headers))
     _check_images(path, headers["images"])
@@ -52,7 +51,7 @@ def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """All that is needed, and nothing that would do nothing."""
+    """Refuse a missing array, and one that would have no effect."""
     shown = flatten(", ".join(names), 200) or "nothing"
     for name in ("images", "labels"):
         if name not in names:
@@ -67,13 +66,13 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     others = [name for name in names if name not in ARRAYS]
     if others:
         raise InputError(
-            f"{show_path(path)} has arrays that nothing reads ({flatten(', '.join(others), 200)}); "
+            f"{show_path(path)} has arrays that are not used ({flatten(', '.join(others), 200)}); "
             f"save it with {', '.join(ARRAYS)} only."
         )
 
 
 def _check_images(path: Path, images: Header) -> None:
-    """Before they are read: pixels of another type can take many times the memory."""
+    """Checked before they are read: pixels of another type can take many times the memory."""
     grey, colour = len(images.shape) == 3, len(images.shape) == 4 and images.shape[3] in (1, 3)
     if images.dtype != np.uint8 or not (grey or colour) or 0 in images.shape:
         raise InputError(
@@ -85,7 +84,7 @@ def _check_images(path: Path, images: Header) -> None:
 def _read_classes(path: Path, classes: np.ndarray) -> list[str]:
     try:
         names = [str(name) for name in classes.tolist()] if classes.dtype.kind == "U" and classes.ndim == 1 else []
-    except (ValueError, SystemError):  # numbers that are no characters
+    except (ValueError, SystemError):  # code points that are no characters
         names = []
     if not 0 < len(names) <= MOST_CLASSES or len(set(names)) != len(names):
         raise InputError(

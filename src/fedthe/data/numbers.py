@@ -1,4 +1,4 @@
-"""Numbers that a person gives, by value, so that NumPy's draw and hash like Python's."""
+"""Numbers from the user, converted to Python's, so that NumPy's give the same draws and hashes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import InputError
 from ..text import flatten
 
-LARGEST = 10**18  # larger ones mean nothing here, and Python may refuse to print them
+LARGEST = 10**18  # larger ones make no sense here, and Python may refuse to print them
 
 
 def read_whole(name: str, value: Any) -> int:

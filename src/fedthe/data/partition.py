@@ -1,7 +1,7 @@
-"""Who holds which rows: Dirichlet class mixes over clients, and each client's frozen 60/20/20 split.
+"""Which client holds which rows: Dirichlet class mixes over clients, and each client's frozen 60/20/20 split.
 
-Only labels and a seed go in. Every decision is integer arithmetic on draws from `rng`, or a comparison of such draws'
-quantiles, so that the same seed gives the same rows on every machine.
+The input is labels and a seed. Every decision is integer arithmetic on draws from `rng`, or a comparison of their
+quantiles, so the same seed gives the same rows on every machine.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Partition = Literal["balanced", "unbalanced"]
 
 GROUP = 10  # the paper's code deals rows to ten clients at a time
 REDRAWS = 10_000
-DRAWS = 3_000_000  # numbers drawn for them in all, so that many clients do not mean a long wait for a refusal
-CELLS = 10_000_000  # clients times classes: each has a share to draw and a count to keep
+DRAWS = 3_000_000  # numbers drawn over all redraws, so that an error comes soon even with many clients
+CELLS = 10_000_000  # clients times classes: each pair needs a share and a count
 MIN_ROWS = 5  # fewer cannot be split 60/20/20 with a row in each part
 
 
@@ -37,7 +37,7 @@ class Split:
 
 
 def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kind: Partition) -> list[Split]:
-    """Deal all rows to clients by Dirichlet class mixes and split each client's rows, once and for all."""
+    """Deal all rows to clients by Dirichlet class mixes, and split each client's rows."""
     if clients < 2:
         raise InputError(f"a federation needs at least 2 clients, not {clients}.")
     check_dirichlet(dirichlet)
@@ -57,22 +57,22 @@ def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kin
 
 
 def check_dirichlet(dirichlet: float) -> None:
-    """Outside, Gamma quantiles underflow or overflow, long after all clients are alike or hold one class each."""
+    """Refuse values whose Gamma quantiles underflow or overflow; clients are alike, or hold one class, long before."""
     if not 1e-6 <= dirichlet <= 1e9:
         raise InputError(f"dirichlet must be a positive number from 1e-6 to 1e9, not {dirichlet}.")
 
 
 def _deal_balanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int) -> list[np.ndarray]:
-    """The paper's way: deal in groups of ten clients, join the hands, cut the result into equal parts.
+    """As in the paper: deal to groups of ten clients, concatenate their rows, cut the result into equal parts.
 
-    The cut moves each client's boundaries a little, so a part may end with another hand's classes. Up to
+    The cut moves each client's boundaries a little, so a part may end with the classes of the next client. Up to
     `clients - 1` rows are left over.
     """
     order = rng.shuffled(rng.key(seed, "partition"), len(labels))
     groups = -(-clients // GROUP)
     hands: list[np.ndarray] = []
     for g in range(groups):
-        # of nearly equal size: the paper's code gives 21 clients groups of 10, 10 and 1, and the one gets every class
+        # of nearly equal size: the paper's code makes groups of 10, 10 and 1 of 21 clients; the 1 gets every class
         first, end = clients * g // groups, clients * (g + 1) // groups
         members = end - first
         rows = order[len(order) * first // clients : len(order) * end // clients]
@@ -90,7 +90,7 @@ def _deal_balanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int
 
 
 def _deal_unbalanced(labels: np.ndarray, clients: int, dirichlet: float, seed: int) -> list[np.ndarray]:
-    """Raw Dirichlet sizes: every class is dealt to all clients by proportions of its own."""
+    """Raw Dirichlet sizes: each class is dealt to all clients in its own proportions."""
     order = rng.shuffled(rng.key(seed, "partition"), len(labels))
     key = rng.key(seed, "partition", "unbalanced")
     counts = _draw_counts(np.bincount(labels), clients, dirichlet, key, least=MIN_ROWS, capped=False)
@@ -108,26 +108,26 @@ def _draw_counts(
         counts = np.zeros((len(totals), members), dtype=np.int64)
         held = np.zeros(members, dtype=np.int64)
         for c, drawn in zip(present, shares, strict=True):
-            # capped: who has reached the mean size gets no more, which keeps the hands alike in size
+            # capped: a member that has reached the mean size gets no more, which keeps the sizes similar
             share, total = drawn * (held * members < rows) if capped else drawn, totals[c]
             if share.sum() == 0:
                 break
-            # to the nearest row: rounding down would make a share of nothing, 0.9999..., a row for the last member
+            # to the nearest row: rounding 0.9999... down would give a row to a last member with no share
             cuts = np.floor(np.cumsum(share / share.sum())[:-1] * total + 0.5).astype(np.int64)
             counts[c] = np.diff(cuts, prepend=0, append=total)
             held += counts[c]
         else:
             if held.min() >= least:
                 return counts
-    way_out = "raise dirichlet or lower the number of clients" + ("" if capped else ", or use the balanced partition")
     raise InputError(
         f"no Dirichlet({dirichlet}) draw in {attempts:,} gave each of {members} clients at least {least} of "
-        f"{rows:,} rows; {way_out}."
+        f"{rows:,} rows; raise dirichlet or lower the number of clients"
+        f"{'' if capped else ', or use the balanced partition'}."
     )
 
 
 def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, attempt: int) -> np.ndarray:
-    """Dirichlet proportions of each class over members [classes, members], as normalised Gamma quantiles."""
+    """Dirichlet proportions of each class over members [classes, members]: normalized Gamma quantiles."""
     from scipy.special import gammaincinv
 
     u = rng.uniform(key, np.array([attempt]), classes * members).reshape(classes, members)
@@ -138,7 +138,7 @@ def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, att
 def _deal(rows: np.ndarray, labels: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
     """Give each member its count of each class, in the order of `rows`."""
     hands: list[list[np.ndarray]] = [[] for _ in range(counts.shape[1])]
-    by_class = rows[np.argsort(labels[rows], kind="stable")]  # sorted once: looking for each class would take squares
+    by_class = rows[np.argsort(labels[rows], kind="stable")]  # one sort, instead of a search per class
     ends = np.cumsum(counts.sum(1))
     for c in np.flatnonzero(counts.any(1)):
         of_class = by_class[ends[c] - counts[c].sum() : ends[c]]

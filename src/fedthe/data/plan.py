@@ -1,4 +1,4 @@
-"""The benchmark as one object: who trains on what, who is tested on what, and the manifest that proves it."""
+"""The federation: what each client trains on and is tested on, and a manifest that identifies it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import rng
+from ..corruptions import CORRUPTION_VERSION, CORRUPTIONS, corrupt_mixed
 from ..errors import InputError
 from ..store import cached, content_hash
 from ..text import clean
@@ -23,22 +24,19 @@ from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
 if TYPE_CHECKING:
     from torch import Tensor
 
-CORRUPTION_KINDS = 15  # of CIFAR-C; `corrupt.CORRUPTIONS` names them, but importing it costs torch
-CORRUPTION_VERSION = 1  # raised when corrupt.py's pixels change, so that no cached copy of the old ones is taken
-
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a federation depends on, besides the dataset."""
+    """Everything that a federation depends on, except the dataset."""
 
     clients: int = 20
     dirichlet: float = 0.1
     seed: int = 0
     partition: Partition = "balanced"
     severity: int = 5
-    frost: str | None = None  # a folder with the original frost photographs; None: textures made by code
+    frost: str | None = None  # a folder with the original frost photographs; None: generated textures
     train_fraction: float = 1.0  # of each client's training rows; the rest is not used
-    test_fraction: float = 1.0  # of its test rows, and so of what is drawn from them
+    test_fraction: float = 1.0  # of its test rows, and so of all tests drawn from them
 
     def __post_init__(self) -> None:
         for name in ("clients", "seed", "severity"):
@@ -59,21 +57,25 @@ class Settings:
 
 @dataclass(frozen=True)
 class Federation:
-    """Clients with frozen splits, and the test distributions each of them meets after deployment.
+    """Clients with frozen splits, and the test distributions that each client meets after deployment.
 
-    `tests[name][k]` is client k's stream under that distribution, or None where the client has none: a client that
-    holds no class of the natural shift is not tested on it.
+    `tests[name][k]` is client k's stream under that distribution, or None if the client has none: a client that holds
+    no class of the natural shift is not tested on it.
     """
 
     dataset: Dataset
     settings: Settings
     clients: tuple[Split, ...]
     tests: Mapping[str, tuple[Stream | None, ...]]
-    notes: tuple[str, ...]  # what a reader must know, such as a test distribution that could not be built
 
     @property
     def pool(self) -> Pool:
         return self.dataset.pool
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know, such as a test distribution that could not be built."""
+        return tuple(_write_notes(self, lambda pool: clean(pool.name)))
 
     @cached_property
     def class_counts(self) -> np.ndarray:
@@ -82,43 +84,34 @@ class Federation:
 
     @cached_property
     def test_rows(self) -> np.ndarray:
-        """All clients' test rows, sorted: the rows that have a corrupted copy."""
+        """The test rows of all clients, sorted: the rows that have a corrupted copy."""
         return np.sort(np.concatenate([split.test for split in self.clients]))
 
     @cached_property
     def corruptions(self) -> np.ndarray:
-        """Which of the 15 corruptions each of `test_rows` gets [test rows]; a row has one, wherever it is met."""
-        drawn = rng.integers(rng.key(self.settings.seed, "corruption"), self.test_rows, 1, 0, CORRUPTION_KINDS)
+        """Which of the 15 corruptions each of `test_rows` gets [test rows]: one per row, the same in every test."""
+        drawn = rng.integers(rng.key(self.settings.seed, "corruption"), self.test_rows, 1, 0, len(CORRUPTIONS))
         return np.asarray(drawn[:, 0])
 
     @cached_property
     def corrupted(self) -> np.ndarray:
-        """The corrupted copies of `test_rows`, uint8 [test rows, h, w, c], computed once and kept on disk."""
+        """The corrupted copies of `test_rows`, uint8 [test rows, h, w, c], computed once and cached on disk."""
         clean, s = self.pool.images[self.test_rows], self.settings
         key = content_hash(
             clean, self.test_rows, self.corruptions, s.severity, s.seed, self.frost_digest, CORRUPTION_VERSION
         )
 
         def make() -> dict[str, np.ndarray]:
-            import torch
+            from torch import from_numpy
 
-            from .corrupt import corrupt_mixed
-
-            images = corrupt_mixed(
-                torch.from_numpy(clean),
-                torch.from_numpy(self.corruptions),
-                s.severity,
-                torch.from_numpy(self.test_rows),
-                s.seed,
-                self._frost,
-            )
-            return {"images": images.numpy()}
+            kinds, items = from_numpy(self.corruptions), from_numpy(self.test_rows)
+            return {"images": corrupt_mixed(from_numpy(clean), kinds, s.severity, items, s.seed, self._frost).numpy()}
 
         return cached("corrupted", key, make)["images"]
 
     @cached_property
     def _frost(self) -> list[Tensor] | None:
-        """The user's own frost textures; None: those made by code."""
+        """The user's own frost textures; None: generated ones."""
         if self.settings.frost is None:
             return None
         from .frost import load_frost
@@ -151,14 +144,18 @@ class Federation:
 
     @property
     def _pools(self) -> list[Pool]:
-        return [self.pool, self.pool, *self.dataset.natural.values()]  # by source; a corrupted row keeps its label
+        return [self.pool, self.pool, *self.dataset.natural.values()]  # by source; corrupted rows keep their labels
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Counts, and a SHA-256 of every list of rows: equal on every machine for the same labels and settings."""
+        # manifests of older versions have no fractions: those of 1 are left out
+        given = {
+            name: value for name, value in vars(self.settings).items() if not name.endswith("_fraction") or value != 1
+        }
         return {
             "format": 1,
-            "settings": _describe_settings(self.settings) | {"frost": self.frost_digest},
+            "settings": given | {"frost": self.frost_digest},
             "pool": _describe_pool(self.pool),
             "natural": {name: _describe_pool(shift) for name, shift in self.dataset.natural.items()},
             "corruptions": _describe_rows(self.test_rows, self.corruptions),
@@ -174,29 +171,28 @@ class Federation:
                 }
                 for k, split in enumerate(self.clients)
             ],
-            # called by what they contain: the notes of people call a pool by its name
-            "notes": _write_notes(self.dataset, self.settings, self.clients, self.tests, attrgetter("identity")),
+            "notes": _write_notes(self, attrgetter("identity")),
         }
 
     @cached_property
     def manifest_hash(self) -> str:
-        """Stands for who holds which rows, and who is tested on which."""
+        """Identifies which rows each client holds and is tested on."""
         return content_hash(self.manifest)
 
     @cached_property
     def training_hash(self) -> str:
-        """Stands for all that training sees: who trains on which rows, and the pixels of the pool."""
+        """Identifies all that training sees: the rows each client trains on, and the pixels of the pool."""
         splits = [(client["splits"]["train"], client["splits"]["val"]) for client in self.manifest["clients"]]
         return content_hash(splits, self.pool.digest)
 
     @cached_property
     def content_hash(self) -> str:
-        """Stands for the rows and the pixels: equal only where the same was measured."""
+        """Identifies the rows and the pixels: results are comparable only if it is equal."""
         return content_hash(self.manifest, *(pool.digest for pool in (self.pool, *self.dataset.natural.values())))
 
 
 def build(dataset: Dataset, settings: Settings) -> Federation:
-    """Deal the pool to clients and lay out every test distribution. No row is in two splits."""
+    """Deal the pool to clients and build every test distribution. No row is in two splits."""
     s = settings
     splits = [
         Split(_some(split.train, s.train_fraction), split.val, _some(split.test, s.test_fraction))
@@ -219,19 +215,17 @@ def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federa
         dealt = shifts.split_natural(np.where(dataset.repeats[name], -1, shift.labels), counts, s.seed, name)
         tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in dealt]
     tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
-    # a copy: what the mixture is made of must not come to include the mixture
+    # collected first, so that the mixture does not become a part of itself
     parts = [[streams[k] for streams in tests.values()] for k in range(s.clients)]
     tests["mixture"] = [
         shifts.mix([part for part in mine if part is not None], (s.seed, "mixture", k)) for k, mine in enumerate(parts)
     ]
     tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
-    frozen = {name: tuple(streams) for name, streams in tests.items()}
-    notes = _write_notes(dataset, s, splits, frozen, lambda pool: clean(pool.name))
-    return Federation(dataset, s, tuple(splits), frozen, tuple(notes))
+    return Federation(dataset, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()})
 
 
 def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
-    """The first rows, which are in random order, and at least one."""
+    """The first `fraction` of the rows, which are in random order; at least one."""
     return rows[: max(1, round(fraction * len(rows)))]
 
 
@@ -239,19 +233,9 @@ def count_classes(pool: Pool, splits: Sequence[Split]) -> np.ndarray:
     return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
 
 
-def _describe_settings(settings: Settings) -> dict[str, Any]:
-    """For the manifest: a fraction of 1 is not named, as in manifests made before there were fractions."""
-    given = settings.__dict__
-    return {name: value for name, value in given.items() if not (name.endswith("_fraction") and value == 1)}
-
-
-def _write_notes(
-    dataset: Dataset,
-    settings: Settings,
-    splits: Sequence[Split],
-    tests: Mapping[str, tuple[Stream | None, ...]],
-    call: Callable[[Pool], str],
-) -> list[str]:
+def _write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str]:
+    """`call` names a pool: by its name for people, by its identity in a manifest."""
+    dataset, settings, tests = federation.dataset, federation.settings, federation.tests
     notes = []
     if not dataset.natural:
         notes.append("natural: not available, mixture made of three parts")
@@ -272,7 +256,7 @@ def _write_notes(
     for part in ("train", "test"):
         if getattr(settings, f"{part}_fraction") < 1:
             notes.append(f"{part}: {getattr(settings, f'{part}_fraction'):g} of each client's rows")
-    unused = len(dataset.pool) - sum(len(split.rows) for split in splits)
+    unused = len(dataset.pool) - sum(len(split.rows) for split in federation.clients)
     if unused and settings.train_fraction == settings.test_fraction == 1:
         notes.append(f"{unused} rows left over, so that all clients hold the same number")
     return notes

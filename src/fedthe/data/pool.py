@@ -1,4 +1,4 @@
-"""A dataset is a pool of images, and zero or more natural shifts of it with the same classes."""
+"""A dataset: a pool of images, and zero or more natural shifts of it with the same classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..store import content_hash
 from ..text import clean
 
-# Content of npz files that published results rest on -> the name in their manifests.
+# Digest of an npz file behind published results -> its name in their manifests.
 PUBLISHED = {"aeb7a9c0f16fcdf5d46178b111f959ec20b50e007185d0d564c89f9d6f5bc8e5": "Tiny-ImageNet"}
 
 
@@ -22,7 +22,7 @@ class Pool:
     images: np.ndarray  # uint8 [n, height, width, channels]
     labels: np.ndarray  # int64 [n]
     classes: tuple[str, ...]
-    own: bool = False  # the user's file or folder: `name` is what it is called there, and says nothing of its content
+    own: bool = False  # the user's file or folder, of which `name` is only the file name
 
     def __post_init__(self) -> None:
         shape = self.images.shape
@@ -48,7 +48,7 @@ class Pool:
 
     @cached_property
     def moments(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The mean and the deviation of every channel, pixels being in [-1, 1]; from whole numbers, so exact."""
+        """Mean and standard deviation of every channel, for pixels in [-1, 1]; from exact counts of the levels."""
         levels = np.arange(256) / 127.5 - 1
         counts = [np.bincount(channel.ravel(), minlength=256) for channel in np.moveaxis(self.images, 3, 0)]
         means = [float(np.average(levels, weights=count)) for count in counts]
@@ -57,7 +57,7 @@ class Pool:
 
     @cached_property
     def identity(self) -> str:
-        """What a manifest calls it: where the name is only a file's, its content, so that renaming changes nothing."""
+        """Its name in a manifest; for a user's own pool, a hash of the content, so that renaming changes nothing."""
         return PUBLISHED.get(self.digest, f"sha256:{self.digest}") if self.own else self.name
 
     @cached_property
@@ -69,12 +69,12 @@ class Pool:
 @dataclass(frozen=True)
 class Dataset:
     pool: Pool
-    natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by the test they make
+    natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by the name of their test
 
     def __post_init__(self) -> None:
         for shift in self.natural.values():
             if shift.classes != self.pool.classes:
-                raise InputError(f"{clean(shift.name)} has other classes than {clean(self.pool.name)}.")
+                raise InputError(f"{clean(shift.name)} and {clean(self.pool.name)} have different classes.")
             if shift.images.shape[1:] != self.pool.images.shape[1:]:
                 raise InputError(
                     f"{clean(shift.name)} has images of {list(shift.images.shape[1:])}, {clean(self.pool.name)} "
@@ -83,11 +83,11 @@ class Dataset:
 
     @cached_property
     def repeats(self) -> dict[str, np.ndarray]:
-        """By shift, which of its images are in the pool too, pixel for pixel: they may be trained on [shift rows]."""
+        """By shift, which of its images are in the pool too, pixel for pixel, so may be trained on: bool [images]."""
         found = {}
         for name, shift in self.natural.items():
             images = [image.tobytes() for image in shift.images]
             wanted = set(images)
-            shared = {data for image in self.pool.images if (data := image.tobytes()) in wanted}  # holds few at a time
+            shared = {data for image in self.pool.images if (data := image.tobytes()) in wanted}  # keeps only matches
             found[name] = np.array([image in shared for image in images])
         return found

@@ -1,4 +1,4 @@
-"""The test distributions of BRFL: for every client, which samples it meets after deployment, and in which order."""
+"""The test distributions of BRFL: which samples each client meets after deployment, in which order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stream:
         return Stream(self.source[index], self.rows[index])
 
     def first(self, samples: int | None) -> Stream:
-        """At most so many samples; all with None."""
+        """The first `samples` of the stream; all of it for None."""
         return self.take(np.arange(min(len(self), samples or len(self))))
 
 
@@ -36,7 +36,7 @@ def stream(source: int, rows: np.ndarray) -> Stream:
 
 
 def draw_out_of_client(splits: list[Split], seed: int) -> list[np.ndarray]:
-    """For each client, as many rows as its own test has, from the other clients' tests, none twice."""
+    """For each client, as many rows as its own test has, drawn from the other clients' tests without replacement."""
     tests = [split.test for split in splits]
     joined = np.concatenate(tests)
     ends = np.cumsum([len(test) for test in tests])
@@ -44,19 +44,19 @@ def draw_out_of_client(splits: list[Split], seed: int) -> list[np.ndarray]:
     for k, (test, end) in enumerate(zip(tests, ends, strict=True)):
         others = len(joined) - len(test)
         index = rng.choose(rng.key(seed, "ooc", k), others, min(len(test), others))
-        drawn.append(joined[np.where(index < end - len(test), index, index + len(test))])  # step over its own
+        drawn.append(joined[np.where(index < end - len(test), index, index + len(test))])  # skip its own
     return drawn
 
 
 def split_natural(labels: np.ndarray, counts: np.ndarray, seed: int, name: str) -> list[np.ndarray]:
-    """Deal a shifted pool so that each client gets its own class mix; `counts` is [clients, classes]. No row twice.
+    """Deal a shifted pool so that each client gets its own class mix; `counts` is [clients, classes].
 
-    A row whose label is negative is dealt to nobody.
+    No row is dealt twice; rows with a negative label are not dealt.
     """
     hands: list[list[np.ndarray]] = [[] for _ in counts]
     for c in np.unique(labels):
         if c < 0 or not counts[:, c].any():
-            continue  # nobody holds this class, so nobody is tested on it
+            continue  # no client holds this class, so none is tested on it
         rows = np.flatnonzero(labels == c)
         rows = rows[rng.shuffled(rng.key(seed, "natural", name, int(c)), len(rows))]
         for hand, part in zip(hands, np.split(rows, np.cumsum(apportion(len(rows), counts[:, c]))[:-1]), strict=True):
@@ -66,7 +66,7 @@ def split_natural(labels: np.ndarray, counts: np.ndarray, seed: int, name: str) 
 
 
 def apportion(total: int, weights: np.ndarray) -> np.ndarray:
-    """Whole shares of `total` in proportion to `weights`, by largest remainders, in integers alone."""
+    """Whole shares of `total` in proportion to `weights`, by largest remainders, in integer arithmetic."""
     quota = total * weights
     shares = quota // weights.sum()
     left = total - shares.sum()
@@ -75,7 +75,7 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
 
 
 def mix(parts: list[Stream], key: tuple[int | str, ...]) -> Stream:
-    """Equal parts, each as long as the smallest, in random order."""
+    """As many samples of each part as the smallest has, in random order."""
     size = min(len(part) for part in parts)
     taken = [part.take(rng.choose(rng.key(*key, i), len(part), size)) for i, part in enumerate(parts)]
     order = rng.shuffled(rng.key(*key, "order"), size * len(parts))

@@ -1,4 +1,4 @@
-"""What a dataset's source is: how to load it, which natural shifts lie beside it, and how to tell that it is whole."""
+"""The source of a dataset: how to load it, which natural shifts lie beside it, and how to verify it."""
 
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import show_path
+from ..foreign import explain, show_path
 from ..store import content_hash, expand
 from ..text import clean, find_nearest, flatten
 from .pool import Dataset, Pool
 
-Load = Callable[[Path, "int | None"], Dataset]  # where it lies, the image size asked for
-Shift = Callable[[Path, Pool], "Pool | None"]  # where the dataset lies, its pool -> the shift; None: not on disk
-
-
-def only_path(path: Path) -> list[Path]:
-    return [path]
+Load = Callable[[Path, "int | None"], Dataset]  # (path of the dataset, image size or None for its own)
+Shift = Callable[[Path, Pool], "Pool | None"]  # (path of the dataset, its pool) -> the shift; None: not on disk
 
 
 @dataclass(frozen=True)
 class Source:
     load: Load
     about: str  # one line for a list
-    advice: str  # the way out when it is not on disk
-    lies: Literal["home", "path", "nowhere"] = "home"  # below home/data, where the user says, or in the package
+    advice: str  # what to do if it is not on disk
+    lies: Literal["home", "path", "nowhere"] = "home"  # in home/data, where the user says, or in the package
     shifts: Mapping[str, Shift] = field(default_factory=dict)  # the default one first
-    together: bool = False  # its shifts are several tests, each of its own, instead of versions of one
-    load_test: Callable[[Path], Pool] | None = None  # published with the pool but not part of it: verified only
-    files: Callable[[Path], list[Path]] = only_path  # those that `load` and `load_test` decode
-    digest: str | None = None  # content_digest of the published data, where we have seen it
+    together: bool = False  # each shift is a test of its own; otherwise they are versions of one test
+    load_test: Callable[[Path], Pool] | None = None  # published with the pool but not part of it: only verified
+    files: Callable[[Path], list[Path]] = lambda path: [path]  # those that `load` and `load_test` decode
+    digest: str | None = None  # content_digest of the published data, if known
 
 
 @dataclass(frozen=True)
 class Report:
     name: str
     files: tuple[str, ...]  # those that were decoded
-    digest: str | None  # of the decoded content; None when it could not be decoded
+    digest: str | None  # of the decoded content; None if it could not be decoded
     expected: str | None
     ok: bool
     sentence: str
@@ -53,7 +49,7 @@ def pick_source(name: str, sources: Mapping[str, Source]) -> Source:
 
 
 def locate(spec: str, sources: Mapping[str, Source], home: Path) -> tuple[str, Source, Path]:
-    """ "NAME" or "NAME:PATH" -> the name, its source, and the path where its data lie."""
+    """ "NAME" or "NAME:PATH" -> the name, its source, and the path of its data."""
     name, colon, given = spec.partition(":")
     source = pick_source(name, sources)
     if source.lies == "nowhere" and colon:
@@ -61,43 +57,37 @@ def locate(spec: str, sources: Mapping[str, Source], home: Path) -> tuple[str, S
     if (source.lies == "path" or colon) and not given:
         raise InputError(f"{name} needs a path; write {name}:PATH.")
     path = expand(Path(given)) if given else home / "data" / name
-    if source.lies != "nowhere" and not _exists(path):
-        raise InputError(f"{name} is not at {show_path(path)}; {source.advice}.")
+    with explain(f"{show_path(path)} cannot be read"):  # a name too long, a folder without permission
+        if source.lies != "nowhere" and not path.exists():
+            raise InputError(f"{name} is not at {show_path(path)}; {source.advice}.")
     return name, source, path
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError as error:  # a name too long, a folder that may not be read
-        raise InputError(f"{show_path(path)} cannot be read ({error.strerror}).") from None
-
-
 def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural: str | None) -> dict[str, Pool]:
-    """The natural shifts by test: the one named `natural`, or with None those at hand.
+    """The natural shifts by test: the one named `natural`, or with None those on disk.
 
-    Versions of one shift are one test, `natural`, for which the first at hand is taken. Where they belong together,
-    each is a test of its own, such as `imagenet_a`.
+    Versions of one shift make one test, `natural`, from the first on disk. Shifts that belong together make one test
+    each, such as `imagenet_a`.
     """
     known = [*dataset.natural, *source.shifts]
     if natural is not None and natural not in known:
         raise InputError(f"{name} has no natural shift {natural!r}; {find_nearest(natural, [*known, 'none'])}")
-    at_hand: dict[str, Pool] = {}
+    found: dict[str, Pool] = {}
     for shift in known if natural is None else [natural]:
         pool = dataset.natural[shift] if shift in dataset.natural else source.shifts[shift](path, dataset.pool)
         if pool is not None:
-            at_hand[shift] = pool
+            found[shift] = pool
         elif natural is not None:
             raise InputError(
                 f"{shift} is not at {show_path(path)}; run `fedthe data fetch {shift}` or put its files there."
             )
     if source.together and natural is None:
-        return {shift.replace("-", "_"): pool for shift, pool in at_hand.items()}
-    return {"natural": next(iter(at_hand.values()))} if at_hand else {}
+        return {shift.replace("-", "_"): pool for shift, pool in found.items()}
+    return {"natural": next(iter(found.values()))} if found else {}
 
 
 def content_digest(source: Source, path: Path) -> str:
-    """SHA-256 of all that was published: the pool at its own size, and the test set where there is one."""
+    """SHA-256 of all that was published: the pool at its own size, and the test set if there is one."""
     digests = [source.load(path, None).pool.digest]
     if source.load_test:
         digests.append(source.load_test(path).digest)
@@ -110,18 +100,18 @@ def make_report(name: str, source: Source, path: Path) -> Report:
         digest = content_digest(source, path)
     except InputError as error:
         return Report(name, (), None, source.digest, ok=False, sentence=str(error))
+    ok = source.digest in (None, digest)
     if source.digest is None:
-        ok, sentence = True, "structure is right; no published digest is known to us."
-    elif digest == source.digest:
-        ok, sentence = True, "content matches the published one."
+        sentence = "structure is right; no published digest is known to us."
+    elif ok:
+        sentence = "content matches the published one."
     else:
-        ok = False
         sentence = f"content differs from the published one: expected {source.digest[:16]}, got {digest[:16]}."
     return Report(name, files, digest, source.digest, ok, sentence)
 
 
 def check_labels(file: Path, labels: np.ndarray, rows: int, first: int, last: int) -> None:
-    """One label per image, within first..last; `file` is the one to blame."""
+    """Refuse all but one label per image, each from `first` to `last`; `file` is named in the error."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != rows or rows == 0:
         raise InputError(
             f"{show_path(file)} must hold one whole-number label for each of {rows} images, but its labels are "
@@ -135,11 +125,11 @@ def check_labels(file: Path, labels: np.ndarray, rows: int, first: int, last: in
 
 
 def find_classes(file: Path, names: Sequence[str], pool: Pool) -> np.ndarray:
-    """Where each name stands among the classes of `pool`: int64 [names]."""
+    """The position of each name among the classes of `pool`: int64 [names]."""
     for name in names:
         if name not in pool.classes:
             raise InputError(
-                f"{show_path(file)} has a class {clean(name)!r} that {clean(pool.name)} has not; "
+                f"{show_path(file)} has a class {clean(name)!r} that {clean(pool.name)} lacks; "
                 + flatten(find_nearest(name, pool.classes), 1000)
             )
     return np.array([pool.classes.index(name) for name in names], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Tiny-ImageNet in its own layout, with all 200 classes or some of them: a folder, or a zip of it."""
+"""Tiny-ImageNet in its published layout, with all 200 classes or some of them, as a folder or a zip."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import open_file, read_file, say_error, show_path
-from ..progress import track
+from ..foreign import explain, open_file, read_file, say_error, show_path
+from ..progress.events import track
 from ..text import clean
 from .folder import SIZE, make_room, read_image
 from .pool import Dataset, Pool
@@ -23,7 +23,7 @@ Files = dict[str, Callable[[], bytes]]  # name from the top of the layout -> its
 
 
 def load(path: Path, size: int | None = None) -> Dataset:
-    """Training and validation images together: the benchmark makes its own splits, and test images have no labels."""
+    """Training and validation images together: the benchmark makes its own splits. The test images have no labels."""
     with open_files(path) as files:
         wnids = _read_text(path, files, "wnids.txt").split()
         words = dict(line.split("\t", 1) for line in _read_text(path, files, "words.txt").splitlines() if "\t" in line)
@@ -40,7 +40,7 @@ def load(path: Path, size: int | None = None) -> Dataset:
 
 @contextmanager
 def open_files(path: Path) -> Iterator[Files]:
-    """Every file of a folder or zip, named from where wnids.txt lies: at the top, or in a folder or zip below it."""
+    """Every file of a folder or zip, by its path from the folder of wnids.txt, which may be the top or lie deeper."""
     if path.is_dir() and not any(path.glob("**/wnids.txt")):
         path = next(iter(sorted(path.glob("*.zip"))), path)
     if path.is_dir():
@@ -52,18 +52,12 @@ def open_files(path: Path) -> Iterator[Files]:
         yield _from_top(path, found)
         return
     with ExitStack() as stack:
-        try:
+        with explain(f"{show_path(path)} is not a whole folder or zip of Tiny-ImageNet", "fetch it again"):
             archive = stack.enter_context(zipfile.ZipFile(stack.enter_context(open_file(path))))
-        except InputError:
-            raise
-        except Exception as error:  # a damaged directory can lead zipfile to any error
-            raise InputError(
-                f"{show_path(path)} is no whole folder or zip of Tiny-ImageNet ({say_error(error)}); fetch it again."
-            ) from None
         listed = [entry for entry in archive.infolist() if not entry.filename.endswith("/")]
         entries = {entry.filename: entry for entry in listed}
         if len(entries) < len(listed):
-            raise InputError(f"{show_path(path)} holds two files of one name; fetch it again.")
+            raise InputError(f"{show_path(path)} holds two files of the same name; fetch it again.")
         yield _from_top(path, {name: partial(_read_entry, archive, entries[name]) for name in sorted(entries)})
 
 
@@ -72,14 +66,14 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         raise ValueError(f"it claims {entry.file_size} bytes")
     try:
         return archive.read(entry)
-    except Exception as error:  # zlib's, struct's, and those of encryption and unknown methods
+    except Exception as error:  # of zlib or struct, or about encryption or an unknown compression
         raise ValueError(f"the zip is damaged: {say_error(error)}") from None
 
 
 def _from_top(path: Path, found: Files) -> Files:
     tops = [name for name in found if PurePosixPath(name).name == "wnids.txt"]
     if not tops:
-        raise InputError(f"{show_path(path)} holds no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
+        raise InputError(f"{show_path(path)} has no wnids.txt; name a folder or zip in the layout of Tiny-ImageNet.")
     top = min(tops, key=lambda name: name.count("/")).removesuffix("wnids.txt")
     return {name.removeprefix(top): read for name, read in found.items() if name.startswith(top)}
 
@@ -105,7 +99,7 @@ def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int
         file, _, rest = line.partition("\t")
         wnid = rest.split("\t")[0]
         if wnid not in wnids:
-            continue  # of a class that this subset left out
+            continue  # a class that this subset leaves out
         if f"val/images/{file}" not in files:
             raise InputError(
                 f"{show_path(path)} has no {'val/images/' + file!r}, which val_annotations.txt names; fetch it again."
@@ -116,8 +110,6 @@ def _list_val(path: Path, files: Files, wnids: list[str]) -> list[tuple[str, int
 
 def _read_text(path: Path, files: Files, name: str) -> str:
     if name not in files:
-        raise InputError(f"{show_path(path)} holds no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
-    try:
+        raise InputError(f"{show_path(path)} has no {name}; name a folder or zip in the layout of Tiny-ImageNet.")
+    with explain(f"{show_path(path)}: {name} is not readable", "fetch it again"):
         return files[name]().decode("utf-8")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{show_path(path)}: {name} is not readable ({say_error(error)}); fetch it again.") from None

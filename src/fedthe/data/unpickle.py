@@ -1,4 +1,4 @@
-"""Pickles of datasets, read without trusting them: no name that they ask for is ever imported."""
+"""Pickled datasets, read without trusting them: no name in a pickle is ever imported."""
 
 from __future__ import annotations
 
@@ -13,31 +13,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..foreign import open_file, say_error
+from ..foreign import explain, open_file
 from .source import check_labels
 
 
 def load_pickle(path: Path) -> dict[str, object]:
-    """The dict in a dataset's pickle, of Python 2 or 3: keys as text, NumPy arrays as arrays."""
-    try:
+    """The dict that a dataset was pickled as, by Python 2 or 3: keys as str, NumPy arrays as arrays."""
+    with explain(f"{path} is not a readable pickle of a dataset", "fetch it again"):
         # A mapped file never gives more bytes than it has, whatever lengths the pickle claims.
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             _check_memo(content)
             content.seek(0)
-            value = _Reader(content, encoding="bytes").load()
+            value = _Reader(path, content).load()
         if not isinstance(value, dict):
             raise ValueError(f"it holds a {type(value).__name__} instead of a dict")
         return {_text(key): item.array() if isinstance(item, _Array) else item for key, item in value.items()}
-    except _ForbiddenError as error:
-        raise InputError(
-            f"{path} asks to run {error}, which no dataset needs; do not use it, fetch it again."
-        ) from None
-    except InputError:
-        raise
-    except Exception as error:  # a damaged pickle can lead its reader to any error
-        raise InputError(
-            f"{path} is not a readable pickle of a dataset ({say_error(error)}); fetch it again."
-        ) from None
 
 
 def read_batch(path: Path, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,33 +47,31 @@ def read_batch(path: Path, first: int, last: int) -> tuple[np.ndarray, np.ndarra
 def stack_images(batches: list[np.ndarray]) -> np.ndarray:
     """Batches of rows uint8 [n, 3072] -> images uint8 [all n, 32, 32, 3]."""
     images = np.empty((sum(map(len, batches)), 32, 32, 3), dtype=np.uint8)
-    end = 0
-    for rows in batches:
-        start, end = end, end + len(rows)
-        images[start:end] = rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return images
+    return np.concatenate([rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for rows in batches], out=images)
 
 
 def _check_memo(content: mmap.mmap) -> None:
-    """Refuse memo numbers that no pickler writes: the reader would allocate room for all smaller ones."""
+    """Refuse memo numbers that no pickler writes: the unpickler would allocate space for all smaller ones."""
     for count, (opcode, number, _) in enumerate(pickletools.genops(content)):  # type: ignore[arg-type]
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and (number is None or not 0 <= number <= count + 1):
             raise ValueError(f"memo number {number} at step {count}")
 
 
-class _ForbiddenError(Exception):
-    """A pickle asks for a name outside of _STAND_INS."""
-
-
 class _Reader(pickle.Unpickler):
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        super().__init__(content, encoding="bytes")
+        self.path = path
+
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _STAND_INS[module, name]
-        except KeyError:
-            raise _ForbiddenError(repr(f"{module}.{name}"[:80])) from None  # a name could hold anything
+        if (module, name) not in _STAND_INS:
+            full = f"{module}.{name}"[:80]
+            raise InputError(
+                f"{self.path} asks to run {full!r}, which no dataset needs; do not use it, fetch it again."
+            )
+        return _STAND_INS[module, name]
 
 
-# Stand-ins for the few names that a pickled array asks for. They only keep what they are given, so that no pickle can
+# Stand-ins for the few names that a pickled array refers to. They only store their arguments, so that no pickle can
 # call NumPy (object arrays, sizes without bytes). Each is a class with a __setstate__ of two arguments: BUILD on the
 # class itself then fails, where on a plain function it could set attributes.
 
@@ -98,7 +86,7 @@ class _Array:
     def array(self) -> np.ndarray:
         _, shape, dtype, by_columns, content = self.state
         if not isinstance(dtype, _Dtype) or not isinstance(content, (bytes, bytearray)):
-            raise ValueError("an array of other things than numbers")
+            raise ValueError("an array of something other than numbers")
         if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
             raise ValueError("an array without a shape")
         kind = dtype.dtype()

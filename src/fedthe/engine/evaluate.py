@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import tree
 from ..data.augment import augmix
 from ..errors import Failed
-from ..methods.base import Method, Views
+from ..methods.base import Method, Samples
 from ..tree import Tree
 from ..types import Shard, scale
 from .visit import Answered, Question
@@ -35,13 +36,13 @@ class Scores:
 
 
 def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> Answered:
-    """A stream's images in order."""
+    """The answers of one deployed client to a stream."""
     pixels = torch.from_numpy(question.images).to(shard.images.device)
-    views = make_views(method, pixels, question.path)
-    state = method.predictor.start(method, mine, shard)
+    samples = make_samples(method, pixels, question.path)
+    state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.start(method, mine, shard))
     began = time.perf_counter()
-    with torch.no_grad():  # who needs a gradient asks for it
-        answers, _ = method.predictor.stream(method, mine, state, scale(pixels), views)
+    with torch.no_grad():  # predictors that need a gradient enable it
+        answers, _ = method.answer(mine, state, samples)
     classes = answers.logits.argmax(-1).cpu().numpy()  # waits for the device
     seconds = time.perf_counter() - began
     info = {name: value.cpu().numpy() for name, value in answers.info.items()}
@@ -64,11 +65,11 @@ def answer_stream(
     return score(answer_one(method, mine, shard, Question(0, images, path)), labels, path)
 
 
-def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Views | None:
-    """Augmented views of positions of the stream [m] -> [m, steps, views, c, h, w], drawn when they are asked for."""
-    steps, count = method.predictor.augments
+def make_samples(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Samples:
+    """A stream of pixels uint8 [n, h, w, c], whose augmented views are drawn when they are asked for."""
+    (steps, count), x = method.predictor.augments, scale(pixels)
     if steps == 0:
-        return None
+        return Samples(x, lambda positions: x.new_empty(len(positions), 0, 0, *x.shape[1:]))
 
     @lru_cache(maxsize=1)
     def draw_block(first: int) -> Tensor:
@@ -77,8 +78,8 @@ def make_views(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> V
         last = seen.movedim(2, -1)  # channels last, the order that convolutions like
         return last.reshape(len(rows), steps, count, *last.shape[2:])
 
-    def views(positions: Tensor) -> Tensor:
+    def draw(positions: Tensor) -> Tensor:
         places = [divmod(position, AHEAD) for position in positions.tolist()]
         return torch.stack([draw_block(AHEAD * block)[place] for block, place in places]).movedim(-1, -3)
 
-    return views
+    return Samples(x, draw)

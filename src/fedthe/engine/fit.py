@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..errors import InputError
-from ..methods.base import Loss
+from ..methods.fit import Fitted, Loss
+from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard, scale
 
@@ -44,9 +45,11 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """`fit(loss, params, shard, given)`: the parameters after some epochs on the shard."""
+class LoopFit:
+    """The `Fit` of one client, with plain autograd."""
 
+    net: Net
+    shard: Shard
     optimizer: Optimizer
     epochs: int
     batch: int
@@ -54,15 +57,21 @@ class Fit:
     crop: int  # pixels of padding to crop from; 0 for none
     path: tuple[int | str, ...]  # what the draws are for: seed, phase, round
     client: int
-    log: list[float] = field(default_factory=list)  # the mean loss of each epoch, for the engine to look at
 
     @property
     def lr(self) -> float:
         return self.optimizer.lr
 
     def __call__(
-        self, loss: Loss, params: Tree, shard: Shard, given: Tree | None = None, *, weight_decay: float | None = None
-    ) -> Tree:
+        self,
+        loss: Loss,
+        params: Tree,
+        given: Tree | None = None,
+        *,
+        shard: Shard | None = None,
+        weight_decay: float | None = None,
+    ) -> Fitted:
+        shard, means = shard or self.shard, []
         flat = {name: _start(leaf) for name, leaf in tree.flatten(params).items()}
         trained = tree.unflatten(flat)
         given = _detach(given or {})
@@ -70,17 +79,13 @@ class Fit:
         for epoch in range(self.epochs):
             total = torch.zeros((), device=shard.real.device)
             for batch in self.batches(shard, epoch):
-                values = loss(trained, given, batch)
-                if values.shape != batch.weight.shape:
-                    shapes = f"{list(values.shape)} for a batch of {len(batch.weight)}"
-                    raise InputError(f"a loss must give one number per sample, but it gave {shapes}.")
-                losses = values * batch.weight
+                losses = weigh_losses(loss(self.net, trained, given, batch), batch)
                 optimizer.zero_grad()
                 (losses.sum() / batch.weight.sum()).backward()
                 optimizer.step()
                 total = total + losses.detach().sum()
-            self.log.append(float(total) / max(1, int(shard.real.sum())))
-        return tree.map_leaves(lambda leaf: leaf.detach().contiguous(), trained)
+            means.append(float(total) / max(1, int(shard.real.sum())))
+        return Fitted(tree.map_leaves(lambda leaf: leaf.detach().contiguous(), trained), torch.tensor(means))
 
     def batches(self, shard: Shard, epoch: int) -> Iterator[Batch]:
         """All real rows once, in random order, each cropped and flipped at random. Padding never makes a batch."""
@@ -92,6 +97,14 @@ class Fit:
             part = cuts.take(slice(first, first + self.batch))
             x = cut_batches_plainly(shard.images[None], part, self.crop)[0].movedim(-1, -3)
             yield Batch(x, shard.labels[part.order[0]], torch.ones(len(x), device=device), shard.counts)
+
+
+def weigh_losses(losses: Tensor, batch: Batch) -> Tensor:
+    """The losses [b] of real rows, and 0 for padding."""
+    if losses.shape != batch.weight.shape:
+        shapes = f"{list(losses.shape)} for a batch of {len(batch.weight)}"
+        raise InputError(f"a loss must give one number per sample, but it gave {shapes}.")
+    return losses * batch.weight
 
 
 class Cuts(NamedTuple):

@@ -1,14 +1,12 @@
 """The loop engine: one client after another, one stream after another, a few at a time on several cores.
 
-The way of the CPU. Every client computes with a single thread, so numbers do not depend on how many go at a time.
+The engine of the CPU. Every client computes with a single thread, so numbers do not depend on how many run at a time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,11 +18,11 @@ from ..methods.base import Method
 from ..parallel import map_in_threads
 from ..tree import Tree
 from ..types import Shard
-from .clients import split
+from .client import Fits, Received, Worked, deploy, work
 from .evaluate import answer_one
-from .fit import Fit
-from .server import find_fault
-from .visit import Answered, Question, Row, Training, Visit, Visited
+from .fit import LoopFit
+from .server import Diverged, find_fault
+from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
 
 
 @dataclass(frozen=True)
@@ -42,30 +40,45 @@ class Loop:
         """It keeps nothing."""
 
     def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
-        owns: dict[str, Tensor] = {}
-        uploads: dict[str, Tensor] = {}
-        links: list[dict[str, str]] = []
+        stacks: dict[str, Tensor] = {}
         faults: dict[int, str] = {}
-        names: tuple[str, ...] = ()
-        losses = []
-        work, versions = partial(visit_one, visit), _list_versions(visit)
-        for i, done in enumerate(map_in_threads(work, rows, self._workers)):
-            if i == 0:
-                names = done.names
-            fault = done.fault or _find_difference(names, owns, done)
-            if fault is not None:
-                faults[i] = fault
+        losses, lent = [], _lend(visit)
+
+        def visit_one(row: Row) -> _Done:
+            fits, received, shard = _prepare(visit, row, lent[row.run])
+            worked = work(visit.methods, fits, lent[row.run].shared, received, shard)
+            kept = [tree.flatten(each) for each in worked.kept]
+            return _Done(worked, find_structural_fault(visit.reached[row.run], worked.upload, kept))
+
+        for i, done in enumerate(map_in_threads(visit_one, rows, self._workers)):
+            losses.append(float(done.worked.loss))
+            if done.fault is not None:
+                faults[i] = done.fault
             else:
-                _store(owns, i, len(rows), done.own)
-                _store(uploads, i, len(rows), done.upload)
-            links.append({} if fault else done.links)
-            losses.append(done.loss)
-        _refuse_changes(visit, versions)
-        for i, row in enumerate(rows):  # a leaf that is a client's own in one row is so in all
-            received = tree.flatten(visit.reached[row.run].shared)
-            _store(owns, i, len(rows), {name: received[source] for name, source in links[i].items() if name in owns})
-        linked = {name: source for some in links for name, source in some.items() if name not in owns}
-        return Visited(names, owns, linked, tree.unflatten(uploads), torch.tensor(losses), faults)
+                _store(stacks, i, len(rows), _name_leaves(done.worked))
+        _refuse_changes(visit, lent)
+        stacked = tree.unflatten(stacks)
+        methods = [str(m) for m in range(len(visit.methods))]
+        kept = tuple(tree.flatten(stacked.get("kept", {}).get(m, {})) for m in methods)
+        averages = tuple(stacked.get("averages", {}).get(m, {}) for m in methods)
+        return Visited(stacked.get("upload", {}), kept, averages, torch.tensor(losses), faults)
+
+    def deploy(self, visit: Visit, clients: Sequence[int]) -> tuple[Tree, Tensor]:
+        (method,), (lent,), stacks, losses = visit.methods, _lend(visit), dict[str, Tensor](), []
+
+        def deploy_one(k: int) -> tuple[Tree, Tensor]:
+            fits, (received,), shard = _prepare(visit, Row(0, k), lent)
+            return deploy(method, fits.personal, lent.shared, received, shard)
+
+        for i, (made, loss) in enumerate(map_in_threads(deploy_one, clients, self._workers)):
+            flat = tree.flatten(made)
+            fault = find_fault({name: stack[0] for name, stack in stacks.items()} if i else flat, flat)
+            if fault is not None:
+                raise Diverged(visit.round, clients[i], f"its state's {fault}, unlike other clients'")
+            losses.append(float(loss))
+            _store(stacks, i, len(clients), flat)
+        _refuse_changes(visit, [lent])
+        return tree.unflatten(stacks), torch.tensor(losses)
 
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
@@ -76,72 +89,63 @@ class Loop:
         return list(map_in_threads(answer, questions, self._workers))
 
 
-def _list_versions(visit: Visit) -> list[dict[str, int]]:
-    """How often each leaf that clients receive was changed in place."""
-    return [{name: leaf._version for name, leaf in tree.flatten(each.shared).items()} for each in visit.reached]
+class _Done(NamedTuple):
+    worked: Worked
+    fault: str | None  # why it cannot be used
 
 
-def _refuse_changes(visit: Visit, before: list[dict[str, int]]) -> None:
-    """All clients receive the same tensors: who changes them, changes them for everybody."""
-    for then, now in zip(before, _list_versions(visit), strict=True):
-        for name in then:
-            if now[name] != then[name]:
-                raise InputError(
-                    f"{type(visit.method).__name__} changes {name} of the shared model in place; return new tensors."
-                )
+class _Lent(NamedTuple):
+    """Copies of what all clients of a run receive: the server's own stay as they are, whatever a method does."""
+
+    shared: Tree
+    averages: tuple[Tree, ...]  # by method
 
 
-class Done(NamedTuple):
-    """What one client came to."""
+def _lend(visit: Visit) -> list[_Lent]:
+    def copy(leaves: Tree) -> Tree:
+        return tree.map_leaves(torch.clone, leaves)
 
-    names: tuple[str, ...]  # of the leaves of its state
-    own: dict[str, Tensor]
-    links: dict[str, str]
-    upload: dict[str, Tensor]
-    loss: float  # the last one, or the first that is not finite
-    fault: str | None  # why the upload cannot be used
+    return [_Lent(copy(some[0].server.shared), tuple(copy(each.averages) for each in some)) for some in visit.reached]
 
 
-def visit_one(visit: Visit, row: Row) -> Done:
-    method, settings, number = visit.method, visit.settings, visit.round
-    run, reached = visit.runs[row.run], visit.reached[row.run]
+def _prepare(visit: Visit, row: Row, lent: _Lent) -> tuple[Fits, list[Received], Shard]:
+    """What one client works with; what it keeps is a copy, too."""
+    run = visit.runs[row.run]
     shard = run.shards[row.client]
-    fit = make_fit(settings, run.seed, "personal", number, row.client)
-    mine = method.personalize(fit, reached.shared, reached.mine[row.client], shard)
-    own, links = split(mine, reached.shared)
-    loss, upload, fault = _last_loss(fit), {}, None
-    if visit.trains:
-        fit = make_fit(settings, run.seed, "local", number, row.client)
-        upload = tree.flatten(method.local(fit, reached.shared, mine, shard))
-        fault = find_fault(tree.flatten(reached.shared), upload)
-        loss = _last_loss(fit) if math.isfinite(loss) else loss
-    return Done(tuple(tree.flatten(mine)), own, links, upload, loss, fault and f"the upload's {fault}")
+    mine = [tree.map_leaves(torch.clone, each.clients[row.client]) for each in visit.reached[row.run]]
+    received = [Received(*pair) for pair in zip(lent.averages, mine, strict=True)]
+    return make_fits(visit, run.seed, row.client, shard), received, shard
 
 
-def _find_difference(names: tuple[str, ...], owns: dict[str, Tensor], done: Done) -> str | None:
-    """How a client's state differs from those before it in its leaves, their shapes or dtypes."""
-    if set(done.names) != set(names):
-        name = next(iter(sorted(set(done.names) ^ set(names))))
-        return f"its state {'has' if name in done.names else 'lacks'} {name}, unlike that of other clients"
-    kinds = {name: stack[0] for name, stack in owns.items() if name in done.own}
-    fault = find_fault(kinds, {name: leaf for name, leaf in done.own.items() if name in owns})
-    return fault and f"its state's {fault}, as with other clients"
+def make_fits(visit: Visit, seed: int, client: int, shard: Shard) -> Fits:
+    s, net = visit.settings, visit.methods[0].net
+
+    def fit(phase: str) -> LoopFit:
+        path = (seed, phase, visit.round)
+        return LoopFit(net, shard, s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, client)
+
+    return Fits(fit("personal"), fit("local"))
 
 
-def make_fit(settings: Training, seed: int, phase: str, number: int, client: int) -> Fit:
-    path = (seed, phase, number)
-    epochs = settings.epochs(phase)
-    return Fit(settings.optimizer, epochs, settings.batch, settings.flip, settings.crop, path, client)
+def _name_leaves(worked: Worked) -> dict[str, Tensor]:
+    parts: Tree = {"upload": worked.upload}
+    for name, trees in (("kept", worked.kept), ("averages", worked.averages)):
+        parts[name] = {str(m): each for m, each in enumerate(trees)}
+    return tree.flatten(parts)
 
 
-def _store(stack: dict[str, Tensor], i: int, rows: int, leaves: dict[str, Tensor]) -> None:
-    """Row i of a stack. A list that is stacked in the end would take twice the memory."""
+def _store(stacks: dict[str, Tensor], i: int, rows: int, leaves: dict[str, Tensor]) -> None:
+    """Row i of the stacks. A list that is stacked in the end would take twice the memory."""
     for name, leaf in leaves.items():
-        if name not in stack:
-            stack[name] = leaf.new_empty((rows, *leaf.shape))
-        stack[name][i] = leaf.detach()
+        if name not in stacks:
+            stacks[name] = leaf.new_empty((rows, *leaf.shape))
+        stacks[name][i] = leaf.detach()
 
 
-def _last_loss(fit: Fit) -> float:
-    """The last loss, or the first one that is not finite."""
-    return next((loss for loss in fit.log if not math.isfinite(loss)), fit.log[-1] if fit.log else 0.0)
+def _refuse_changes(visit: Visit, lent: Sequence[_Lent]) -> None:
+    """All clients receive the same tensors: an in-place change would reach them all."""
+    for each in lent:
+        for name, leaf in (pair for part in (each.shared, *each.averages) for pair in tree.flatten(part).items()):
+            if leaf._version:
+                who = " or ".join(type(part).__name__ for part in (visit.methods[0].rounds, visit.methods[0].personal))
+                raise InputError(f"{who} changes {name} of the shared model in place; return new tensors.")

@@ -92,8 +92,8 @@ def _available_memory() -> int:
 
 
 def trim_heap() -> None:
-    """Give what was freed back to the system. glibc keeps it in the heap, where tensors of changing sizes leave holes:
-    over many rounds of many clients the process would grow to twice what it needs."""
+    """Return freed memory to the system. glibc keeps it in the heap, where tensors of changing sizes leave holes: over
+    many rounds of many clients the process would grow to twice what it needs."""
     trim = getattr(_libc(), "malloc_trim", None)
     if trim is not None:
         trim(0)

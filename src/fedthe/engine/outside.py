@@ -6,32 +6,37 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-
-Work = Callable[..., tuple[Tensor, ...]]  # tensors with a first axis over rows -> tensors with such an axis
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 
 class _Outside(torch.autograd.Function):
     @staticmethod
-    def forward(work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """One row that nobody lifted."""
-        return tuple(out[0] for out in work(*(tensor[None] for tensor in tensors)))
+    def forward(work: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """One row, outside vmap."""
+        return tree_map(lambda leaf: leaf[0], work(*(tensor[None] for tensor in tensors)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: there is no way back through this work."""
+        """Nothing to save: the work is not differentiable."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, work: Work, *tensors: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+    def vmap(info: Any, in_dims: Any, work: Callable[..., Any], *tensors: torch.Tensor) -> tuple[Any, int]:
         rows = [
             tensor.expand(info.batch_size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
             for tensor, axis in zip(tensors, in_dims[1:], strict=True)
         ]
-        done = work(*rows)
-        return done, tuple(0 for _ in done)
+        return work(*rows), 0
 
 
-def run_outside(work: Work, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """`work` on the tensors of all rows, though the caller is lifted by vmap and sees those of one."""
-    done: tuple[Tensor, ...] = _Outside.apply(work, *(tensor.detach() for tensor in tensors))  # type: ignore[no-untyped-call]
-    return done
+def run_outside(work: Callable[..., Any], *args: Any) -> Any:
+    """`work` on the arguments of all rows, though the caller runs under vmap and sees those of one.
+
+    Arguments and result are nested dicts, lists and tuples of tensors; `work` sees and gives them with a first axis
+    over rows.
+    """
+    tensors, structure = tree_flatten(args)
+
+    def flat_work(*rows: torch.Tensor) -> Any:
+        return work(*tree_unflatten(list(rows), structure))
+
+    return _Outside.apply(flat_work, *(tensor.detach() for tensor in tensors))  # type: ignore[no-untyped-call]

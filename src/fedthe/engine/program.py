@@ -15,6 +15,11 @@ WARM_UP = 2  # runs before a capture: kernels are compiled and libraries set up 
 Built = TypeVar("Built")
 
 
+def name_function(fn: Callable[..., Any]) -> Hashable:
+    """What a function does: bound methods of equal objects do the same, though they do not compare equal."""
+    return getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+
+
 class Replay:
     """Calls `work`, which only changes tensors in place; on a GPU as a graph, captured by `prepare`."""
 
@@ -37,7 +42,7 @@ class Replay:
         with _without_collection(), torch.cuda.graph(graph, pool=self._pool):
             self._work()
         self._graph = graph
-        self._work = None  # it refers to who owns this: without the circle, a program that is dropped is gone at once
+        self._work = None  # it refers to the owner: without this cycle, a dropped program is freed at once
 
     def __call__(self) -> None:
         if self._graph is not None:

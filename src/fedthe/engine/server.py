@@ -1,4 +1,4 @@
-"""What the server makes sure of before it believes anybody: uploads, clients' states and its own aggregate.
+"""The server: it samples clients, checks what they upload, and aggregates.
 
 A leaf that is missing, of another shape or dtype, or not finite would otherwise be averaged into everybody's model.
 """
@@ -6,18 +6,30 @@ A leaf that is missing, of another shape or dtype, or not finite would otherwise
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import tree
-from ..errors import Failed
+from .. import rng, tree
+from ..errors import Failed, code_of_a_method
+from ..methods.base import Rounds
 from ..tree import Tree
 
 # The square of a larger number overflows float32: no loss or gradient of such a model would be finite.
 LARGEST = 1e18
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server after some rounds."""
+
+    round: int
+    shared: Tree
+    losses: tuple[float, ...] = ()  # the mean local loss of each round
+    skipped: tuple[str, ...] = ()  # clients that were left out of a round, and why
 
 
 class Diverged(Failed):
@@ -27,6 +39,24 @@ class Diverged(Failed):
         who = "the aggregate" if client is None else f"client {client}"
         super().__init__(f"{who} in round {round + 1}: {fault}")
         self.round, self.client, self.fault = round, client, fault
+
+
+def sample_clients(clients: int, participation: float, seed: int, number: int) -> list[int]:
+    """Who takes part in a round, in order."""
+    count = count_sampled(clients, participation)
+    return sorted(rng.choose(rng.key(seed, "participation", number), clients, count).tolist())
+
+
+def count_sampled(clients: int, participation: float) -> int:
+    return max(1, round(participation * clients))
+
+
+def aggregate(rounds: Rounds, server: Server, uploads: Tree, weights: Tensor) -> Tree:
+    """The next shared model, from stacked uploads [clients, ...]; it has the same leaves, all finite."""
+    with code_of_a_method():
+        shared = rounds.aggregate(server.shared, uploads, weights)
+        check_aggregate(server.shared, shared, server.round)
+    return shared
 
 
 def find_fault(expected: Mapping[str, Tensor], given: Mapping[str, Any], batched: bool = False) -> str | None:
@@ -39,7 +69,7 @@ def find_fault(expected: Mapping[str, Tensor], given: Mapping[str, Any], batched
             return f"{name} is missing"
     for name, leaf in given.items():
         if name not in expected:
-            return f"{name} is not a leaf of the shared model"
+            return f"{name} is not expected"
         if not isinstance(leaf, Tensor):
             return f"{name} is a {type(leaf).__name__}, not a tensor"
         wanted, shape = list(expected[name].shape), list(leaf.shape[1:] if batched else leaf.shape)
@@ -50,13 +80,13 @@ def find_fault(expected: Mapping[str, Tensor], given: Mapping[str, Any], batched
     return None
 
 
-def find_infinite(leaves: Mapping[str, Tensor], rows: int) -> list[str | None]:
+def find_infinite(leaves: Sequence[tuple[str, Tensor]], rows: int) -> list[str | None]:
     """For each of the stacked rows [rows, ...], the first leaf that is not finite, or too large to compute with."""
     if not leaves or not rows:
         return [None] * rows
     # one answer for all leaves, so that the host waits for a GPU once
-    peaks = torch.stack([_peak(leaf, rows) for leaf in leaves.values()]).T.tolist()
-    return [_say_first(leaves, row) for row in peaks]
+    peaks = torch.stack([_peak(leaf, rows) for _, leaf in leaves]).T.tolist()
+    return [_say_first([name for name, _ in leaves], row) for row in peaks]
 
 
 def _peak(leaf: Tensor, rows: int) -> Tensor:
@@ -67,8 +97,8 @@ def _peak(leaf: Tensor, rows: int) -> Tensor:
     return peaks.double()
 
 
-def _say_first(leaves: Mapping[str, Tensor], peaks: list[float]) -> str | None:
-    for name, peak in zip(leaves, peaks, strict=True):
+def _say_first(names: list[str], peaks: list[float]) -> str | None:
+    for name, peak in zip(names, peaks, strict=True):
         if not math.isfinite(peak):
             return f"{name} is not finite"
         if peak > LARGEST:
@@ -81,7 +111,7 @@ def check_aggregate(shared: Tree, new: Tree, round: int) -> None:
     flat = tree.flatten(new)
     fault = find_fault(tree.flatten(shared), flat)
     if fault is None:
-        (fault,) = find_infinite({name: leaf[None] for name, leaf in flat.items()}, 1)
+        (fault,) = find_infinite([(name, leaf[None]) for name, leaf in flat.items()], 1)
     if fault is not None:
         raise Diverged(round, None, fault)
 

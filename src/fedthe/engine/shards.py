@@ -1,4 +1,4 @@
-"""Clients' labelled rows, cut from one resident pool when they are asked for."""
+"""Clients' labelled rows, cut from one pool on the device on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..types import Shard
 
 
 class Shards(Sequence[Shard]):
-    """Every client's shard. The pool is on the device once; a shard is a copy of its rows, made anew each time."""
+    """Every client's shard. The pool is on the device once; each access copies a shard's rows."""
 
     def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
         self._images = torch.from_numpy(federation.pool.images).to(device)
@@ -24,7 +24,7 @@ class Shards(Sequence[Shard]):
         self._splits = federation.clients
 
     def resplit(self, splits: Sequence[Split]) -> Shards:
-        """The same pool, held otherwise."""
+        """The same pool, split differently."""
         other = copy(self)
         other._splits = tuple(splits)
         return other

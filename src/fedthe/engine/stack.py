@@ -1,13 +1,13 @@
-"""The stacked engine: clients, runs and samples are rows of one program. The way of the GPU.
+"""The stacked engine: clients, runs and samples are rows of one program. The engine of the GPU.
 
-A method is written for one client; vmap lifts it over rows. Training steps leave vmap (see stacked_fit.py), and so does
-the tuning of single samples, which are rows of a stack of their own. How many rows go at a time is measured: one row is
-tried, and what fits is taken; if memory runs out all the same, half as many are tried. A row's numbers do not depend on
-the rows beside it.
+A method is written for one client; vmap applies it to all rows. Training steps run outside vmap (see stacked_fit.py),
+and so does the tuning of single samples. The number of rows at a time follows from memory: the engine measures one row
+and runs as many as fit; if memory still runs out, half as many. The numbers of a row do not depend on other rows.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,29 +22,30 @@ from ..errors import is_out_of_memory
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard, scale
-from .clients import split
+from . import client
+from .client import Fits, Received, Worked
+from .clients import Clients
 from .memory import OUT_OF_MEMORY, free_bytes, measure_bytes, wait
 from .program import Programs
-from .server import find_fault
 from .shards import stack_shards
-from .stacked_answers import RowViews, StackedViews, Workshop, group_streams, round_up
+from .stacked_answers import StackedSamples, StackedViews, Workshop, group_streams, round_up
 from .stacked_fit import Program, StackedFit, lift_convolutions
-from .visit import Answered, Question, Row, Visit, Visited
+from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
 
-MOST = 1024  # rows at a time: more fill no GPU better
-MARGIN = 0.8  # of the free memory is planned with
+MOST = 1024  # rows at a time: more make no GPU faster
+MARGIN = 0.8  # the share of free memory to plan with
 T = TypeVar("T")
 
 
 def plan_even_chunks(most: int, items: int) -> int:
-    """The length of as few chunks as can be, with as little filled up as can be."""
+    """The length of the fewest chunks, with the least padding."""
     return -(-items // -(-items // most))
 
 
 def plan_chunks_of_few_sizes(most: int, items: int) -> int:
-    """The largest of 1, 4, 16, 64, ... that `most` allows, but none where a smaller one holds all items.
+    """The largest of 1, 4, 16, 64, ... up to `most`, or the smallest that holds all items.
 
-    Capturing a program takes longer than working on a chunk that is filled up, so that few programs serve all numbers.
+    Capturing a program takes longer than running a padded chunk, so a few sizes serve all numbers of items.
     """
     size = 1
     while size < items and 4 * size <= most:
@@ -53,7 +54,7 @@ def plan_chunks_of_few_sizes(most: int, items: int) -> int:
 
 
 class Stack:
-    """`rows` limits how many rows go at a time; `dtype` is that of convolutions in training and tuning."""
+    """`rows` limits the rows at a time; `dtype` is that of convolutions in training and tuning."""
 
     def __init__(
         self,
@@ -65,9 +66,9 @@ class Stack:
         self.together = 1024  # runs and clients: memory decides
         self._programs: Programs[Program] = Programs(self.device)
         self._workshop = Workshop(self.device, dtype, self._tune_in_chunks)
-        self._shards: dict[tuple[tuple[int, int], ...], tuple[Any, Shard]] = {}
+        self._shards: dict[Hashable, Shard] = {}
         self._fitting: dict[Hashable, int] = {}  # how many rows of a kind of work fit
-        self._trying = False  # one row, to see what it takes
+        self._trying = False  # while the memory of one row is measured
 
     # training
 
@@ -75,39 +76,67 @@ class Stack:
         def work(part: Sequence[Row], steps: int | None = None) -> Visited:
             return self._visit(visit, part, steps)
 
-        kind = ("visit", visit.method, visit.settings, visit.trains, visit.longest)
+        kind = ("visit", visit.methods, visit.settings, visit.longest)
         return _join(self._in_chunks(kind, rows, work, lambda part: work(part, 1)))
 
     def _visit(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> Visited:
-        method, notes, shards = visit.method, _Notes(), self._stack_shards(visit, rows)
-        fits = {phase: self._make_fit(visit, rows, phase, shards.real, steps) for phase in ("personal", "local")}
+        def one(row: Tensor, shared: Tree, received: list[Received], shard: Shard) -> Worked:
+            phases = Fits(*(fit.at(row) for fit in fits))
+            return client.work(visit.methods, phases, shared, received, shard)
 
-        def one(shared: Tree, mine: Tree, shard: Shard) -> tuple[dict[str, Tensor], Tree]:
-            mine = method.personalize(fits["personal"], shared, mine, shard)
-            own, notes.links = split(mine, shared)
-            notes.names = tuple(tree.flatten(mine))
-            return own, method.local(fits["local"], shared, mine, shard) if visit.trains else {}
-
+        shards, fits, received = self._prepare(visit, rows, steps)
+        shared = _rows_of_runs([server.shared for server in visit.servers], rows)
         with lift_convolutions(self.dtype):
-            own, uploads = torch.vmap(one)(
-                _rows_of_runs([progress.shared for progress in visit.reached], rows),
-                self._take_states(visit, rows),
-                shards,
-            )
-        losses = _last_losses(fits["personal"].log, fits["local"].log if visit.trains else None, shards.real)
-        # what vmap lifts is alike for all rows: so is its structure, and what is wrong with it
-        expected = tree.flatten(visit.reached[0].shared)
-        fault = find_fault(expected, tree.flatten(uploads), batched=True) if visit.trains else None
-        faults = dict.fromkeys(range(len(rows)), f"the upload's {fault}") if fault else {}
-        return Visited(notes.names, own, notes.links, {} if fault else uploads, losses, faults)
+            worked = torch.vmap(one)(torch.arange(len(rows), device=self.device), shared, received, shards)
+        kept = tuple(tree.flatten(each) for each in worked.kept)
+        # under vmap all rows have the same structure, and the same fault in it
+        fault = find_structural_fault(visit.reached[0], worked.upload, kept, batched=True)
+        losses = worked.loss.to(self.device)
+        if fault:
+            return Visited({}, (), (), losses, dict.fromkeys(range(len(rows)), fault))
+        return Visited(worked.upload, kept, worked.averages, losses)
 
-    def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, real: Tensor, steps: int | None) -> StackedFit:
-        s, seeds = visit.settings, [run.seed for run in visit.runs]
-        epochs = s.epochs(phase)
-        keys = [
-            [rng.key(seed, phase, visit.round, epoch) for epoch in range(epochs)] for seed in seeds
-        ]  # what Fit draws with
+    def deploy(self, visit: Visit, clients: Sequence[int]) -> tuple[Tree, Tensor]:
+        def work(part: Sequence[Row], steps: int | None = None) -> tuple[Tree, Tensor]:
+            return self._deploy(visit, part, steps)
+
+        kind = ("deploy", visit.methods, visit.settings, visit.longest)
+        done = self._in_chunks(kind, [Row(0, k) for k in clients], work, lambda part: work(part, 1))
+        made, losses = zip(*(tree_and_losses for tree_and_losses, _ in done), strict=True)
+        counts = [kept for _, kept in done]
+        return _cat_trees(made, counts), _cat(losses, counts)
+
+    def _deploy(self, visit: Visit, rows: Sequence[Row], steps: int | None) -> tuple[Tree, Tensor]:
+        (method,), (server,) = visit.methods, visit.servers
+        shared = tree.map_leaves(torch.clone, server.shared)  # a method may write to it
+
+        def one(row: Tensor, received: list[Received], shard: Shard) -> tuple[Tree, Tensor]:
+            return client.deploy(method, fits[0].at(row), shared, received[0], shard)
+
+        shards, fits, received = self._prepare(visit, rows, steps)
+        with lift_convolutions(self.dtype):
+            made, losses = torch.vmap(one)(torch.arange(len(rows), device=self.device), received, shards)
+        return made, losses.to(self.device)
+
+    def _prepare(
+        self, visit: Visit, rows: Sequence[Row], steps: int | None
+    ) -> tuple[Shard, list[StackedFit], list[Received]]:
+        """The rows' data, training, and what they received of each method, all stacked."""
+        shards = self._stack_shards(visit, rows)
+        fits = [self._make_fit(visit, rows, phase, shards, steps) for phase in ("personal", "local")]
+        received = []
+        for m in range(len(visit.methods)):
+            reached = [of_run[m] for of_run in visit.reached]
+            averages = _rows_of_runs([progress.averages for progress in reached], rows)
+            received.append(Received(averages, self._take_states([progress.clients for progress in reached], rows)))
+        return shards, fits, received
+
+    def _make_fit(self, visit: Visit, rows: Sequence[Row], phase: str, shards: Shard, steps: int | None) -> StackedFit:
+        s, epochs = visit.settings, visit.settings.epochs(phase)
+        keys = [[rng.key(run.seed, phase, visit.round, epoch) for epoch in range(epochs)] for run in visit.runs]
         return StackedFit(
+            visit.methods[0].net,
+            shards,
             s.optimizer,
             epochs,
             s.batch,
@@ -116,42 +145,38 @@ class Stack:
             torch.tensor([keys[row.run] for row in rows], device=self.device).view(len(rows), epochs, 2),
             torch.tensor([row.client for row in rows], device=self.device),
             tuple(visit.runs[row.run].sizes[row.client] for row in rows),
-            real,
             self._programs,
             self.dtype,
             steps,
         )
 
-    def _take_states(self, visit: Visit, rows: Sequence[Row]) -> Tree:
-        states = []
-        for r, progress in enumerate(visit.reached):
-            ids = [row.client for row in rows if row.run == r]
-            if ids:
-                states.append(tree.map_leaves(lambda leaf: leaf.to(self.device), progress.mine.take(ids)))
-        return states[0] if len(states) == 1 else tree.map_leaves(lambda *leaves: torch.cat(leaves), *states)
+    def _take_states(self, clients: Sequence[Clients], rows: Sequence[Row]) -> Tree:
+        """What the rows' clients keep, of one method; the rows of a run are next to each other."""
+        ids = [[row.client for row in rows if row.run == r] for r in range(len(clients))]
+        states = [of_run.take(some) for of_run, some in zip(clients, ids, strict=True) if some]
+        return tree.map_leaves(lambda *leaves: torch.cat([leaf.to(self.device) for leaf in leaves]), *states)
 
     def _stack_shards(self, visit: Visit, rows: Sequence[Row]) -> Shard:
-        """The rows' data; with full participation the same in every round, so the last few are kept."""
-        shards = [visit.runs[row.run].shards for row in rows]
-        key = tuple((id(of), row.client) for of, row in zip(shards, rows, strict=True))
+        """The rows' data. With full participation it is the same in every round, so the last two are cached."""
+        key = (visit.longest, *((visit.runs[row.run].name, row.client) for row in rows))
         if key not in self._shards:
             while len(self._shards) >= 2:
                 del self._shards[next(iter(self._shards))]
-            stacked = stack_shards([of[row.client] for of, row in zip(shards, rows, strict=True)], visit.longest)
-            self._shards[key] = (shards, Shard(*(part.to(self.device) for part in stacked)))  # an id lives as its owner
-        return self._shards[key][1]
+            shards = [visit.runs[row.run].shards[row.client] for row in rows]
+            self._shards[key] = Shard(*(part.to(self.device) for part in stack_shards(shards, visit.longest)))
+        return self._shards[key]
 
     # answering
 
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
-        """Streams of about the same length go side by side, the shorter ones filled up where that changes no answer."""
-        fillable, lengths = method.predictor.looks_back, [len(asked.images) for asked in questions]
+        """Streams of similar length run side by side. Shorter ones are padded, unless padding would change answers."""
+        may_pad, lengths = method.predictor.window in (None, 1), [len(asked.images) for asked in questions]
         answers: dict[int, Answered] = {}
         stacked = Shard(*(part.to(self.device) for part in stack_shards(shards)))
-        for some in group_streams(lengths, fillable):
-            length = round_up(lengths[some[0]]) if fillable else lengths[some[0]]
+        for some in group_streams(lengths, may_pad):
+            length = round_up(lengths[some[0]]) if may_pad else lengths[some[0]]
             done = self._answer_together(method, deployed, stacked, [questions[i] for i in some], length)
             answers |= dict(zip(some, done, strict=True))
         return [answers[i] for i in range(len(questions))]
@@ -163,8 +188,9 @@ class Stack:
             return self._answer(method, deployed, shards, part, length)
 
         def probe(part: Sequence[Question]) -> list[Answered]:
-            """A stream that is filled up but for one sample: as large, but one is tuned only, or one step walked."""
-            return work([asked._replace(images=asked.images[:1]) for asked in part])
+            """The whole stream, but only one window of it is real: one sample is tuned, or one step taken."""
+            few = method.predictor.window or 1
+            return work([asked._replace(images=asked.images[:few]) for asked in part])
 
         kind = ("answer", method, length, shards.images.shape[1:])
         return [each for part, kept in self._in_chunks(kind, questions, work, probe) for each in part[:kept]]
@@ -173,7 +199,7 @@ class Stack:
         self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
     ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
-        pixels = torch.stack([_fill_up(asked.images, length) for asked in questions]).to(self.device)
+        pixels = torch.stack([_pad(asked.images, length) for asked in questions]).to(self.device)
         sizes = [len(asked.images) for asked in questions]
         views = StackedViews(self._workshop, method, pixels, sizes, [asked.path for asked in questions])
 
@@ -181,13 +207,13 @@ class Stack:
             return method.predictor.start(method, mine, shard)
 
         def one(mine: Tree, state: Tree, x: Tensor, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            answers, _ = method.predictor.stream(method, mine, state, x, RowViews(views, row))
+            answers, _ = method.answer(mine, state, StackedSamples(x, views, row))
             return answers.logits, answers.info
 
         mine = tree.take(deployed, of)
         shard = Shard(*(part[of] for part in shards))
         with torch.no_grad(), lift_convolutions(torch.float32):  # answers are not rounded to bf16
-            state = torch.vmap(start)(mine, shard)
+            state = tree.map_leaves(lambda leaf: leaf.to(self.device), torch.vmap(start)(mine, shard))
             wait(self.device)
             began = time.perf_counter()
             rows = torch.arange(len(questions), device=self.device)
@@ -212,9 +238,9 @@ class Stack:
         probe: Callable[[Any], object],
         plan: Callable[[int, int], int] = plan_even_chunks,
     ) -> list[tuple[T, int]]:
-        """`work` on as many items at a time as fit, and of how many its result is to be kept.
+        """Run `work` on as many items at a time as fit. Each result comes with the number of its items that count.
 
-        Chunks are equally long, the last one filled up with its last item: another length would be another program.
+        The last chunk is padded with its last item, because another length would need another program.
         """
         done: list[tuple[T, int]] = []
         at = 0
@@ -230,7 +256,7 @@ class Stack:
             except OUT_OF_MEMORY as error:
                 if not is_out_of_memory(error) or (size == 1 and not crowded):
                     raise
-            if not crowded:  # else it is tried again without what other work had left
+            if not crowded:  # else try again after freeing what other work left
                 self._fitting[kind] = size // 2
             self.release()
         return done
@@ -241,15 +267,15 @@ class Stack:
         return self._in_chunks(kind, items, work, work, plan_chunks_of_few_sizes)
 
     def _count_fitting(self, kind: Hashable, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
-        """How many items fit into memory: measured once for a kind of work."""
+        """How many items fit into memory; measured once for each kind of work."""
         if kind not in self._fitting:
-            if self._trying:  # within another measurement, which would count its programs as its own
+            if self._trying:  # a nested measurement would add its programs to the outer one
                 return 1
             self._fitting[kind] = self._measure(items, probe)
         return self._fitting[kind]
 
     def _measure(self, items: Sequence[Any], probe: Callable[[Any], object]) -> int:
-        """By what one item takes; what other work left is given up only where it leaves too little room."""
+        """From the memory of one item. Caches of other work are freed only if they leave too little room."""
         with self._try_out():
             one = max(1, measure_bytes(lambda: probe(items[:1]), self.device))
         if MARGIN * free_bytes(self.device) < one * min(len(items), self._most):
@@ -258,7 +284,7 @@ class Stack:
 
     @contextmanager
     def _try_out(self) -> Iterator[None]:
-        """Programs that are made meanwhile are not kept: they are for one row."""
+        """Within the block, programs are not kept: they are for one row."""
         self._trying = True
         try:
             with self._programs.try_out(), self._workshop.try_out():
@@ -271,7 +297,7 @@ class Stack:
         return self._programs.are_kept or self._workshop.keeps_programs
 
     def release(self) -> None:
-        """Give back all memory that is only kept for speed."""
+        """Free all caches."""
         self._programs.clear()
         self._workshop.clear()
         self._shards.clear()
@@ -279,17 +305,10 @@ class Stack:
             torch.cuda.empty_cache()
 
 
-def _fill_up(images: np.ndarray, length: int) -> Tensor:
-    """images [n, h, w, c], and the last one again up to a length."""
+def _pad(images: np.ndarray, length: int) -> Tensor:
+    """images [n, h, w, c], padded with the last one."""
     pixels = torch.from_numpy(images)
     return torch.cat([pixels, pixels[-1:].expand(length - len(pixels), *pixels.shape[1:])])
-
-
-class _Notes:
-    """What a lifted function says about the structure of its result, which is the same for every row."""
-
-    links: dict[str, str]
-    names: tuple[str, ...]
 
 
 def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
@@ -301,25 +320,26 @@ def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:
     return tree.map_leaves(pick, *trees)
 
 
-def _last_losses(personal: Sequence[Tensor], local: Sequence[Tensor] | None, real: Tensor) -> Tensor:
-    """The last loss of the last phase [rows], or the first one of a row that is not finite."""
-    last, log = personal if local is None else local, [*personal, *(local or ())]
-    found = last[-1].float() if last else torch.zeros(len(real), device=real.device)
-    for losses in reversed(log):
-        found = torch.where(losses.isfinite(), found, losses.float())
-    return found
-
-
 def _join(parts: Sequence[tuple[Visited, int]]) -> Visited:
-    if len(parts) == 1 and len(parts[0][0].losses) == parts[0][1]:
-        return parts[0][0]
-    first = parts[0][0]
+    """Join the results of chunks, each cut to the rows that count."""
+    visited, counts = [part for part, _ in parts], [kept for _, kept in parts]
+    faults: dict[int, str] = {}
+    for first, part, kept in zip(itertools.accumulate(counts, initial=0), visited, counts, strict=False):
+        faults |= {first + row: fault for row, fault in part.faults.items() if row < kept}
+    losses = _cat([part.losses for part in visited], counts)
+    if faults:  # of all rows: their structure is the same
+        return Visited({}, (), (), losses, faults)
+    kept_leaves = [_cat_trees(each, counts) for each in zip(*(part.kept for part in visited), strict=True)]
+    averages = [_cat_trees(each, counts) for each in zip(*(part.averages for part in visited), strict=True)]
+    uploads = _cat_trees([part.uploads for part in visited], counts)
+    return Visited(uploads, tuple(kept_leaves), tuple(averages), losses)
 
-    def cat(*leaves: Tensor) -> Tensor:
-        return torch.cat([leaf[:kept] for leaf, (_, kept) in zip(leaves, parts, strict=True)])
 
-    own = {name: cat(*(part.own[name] for part, _ in parts)) for name in first.own}
-    uploads = tree.map_leaves(cat, *(part.uploads for part, _ in parts))
-    losses = cat(*(part.losses for part, _ in parts))
-    faults = dict.fromkeys(range(len(losses)), first.faults[0]) if first.faults else {}
-    return Visited(first.names, own, first.links, uploads, losses, faults)
+def _cat_trees(trees: Sequence[Tree], counts: Sequence[int]) -> Tree:
+    return tree.map_leaves(lambda *leaves: _cat(leaves, counts), *trees)
+
+
+def _cat(leaves: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    if len(leaves) == 1 and len(leaves[0]) == counts[0]:
+        return leaves[0]
+    return torch.cat([leaf[:kept] for leaf, kept in zip(leaves, counts, strict=True)])

@@ -1,13 +1,14 @@
-"""Answering in a stack: samples that are tuned side by side, and streams that are walked side by side.
+"""Answering in a stack: independent samples are tuned side by side, and streams are scanned side by side.
 
-Both leave vmap: what is to be done is one program on buffers that stay, replayed for chunk after chunk of samples, or
-for one sample of all streams after another.
+Both run outside vmap, as a program on fixed buffers: replayed for chunk after chunk of samples, or for window after
+window of all streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,49 +16,51 @@ from torch import Tensor
 from .. import rng, tree
 from ..data.augment import augmix_rows
 from ..errors import InputError
-from ..methods.base import Answers, Method, OneSample, SideBySide, Step
+from ..methods.base import Answers, Method, Samples
+from ..methods.samples import OneSample, Step, join
 from ..tree import Tree
+from .ops.stacked import empty_rows
 from .outside import run_outside
-from .program import Programs, Replay
+from .program import Programs, Replay, name_function
 from .stacked_fit import lift_convolutions
-from .stacked_ops import empty_rows
 
-# a kind of work, items, the work on some of them -> results and how much of each counts
+# a kind of work, items, the work on some of them -> results, each with the number of its items that count
 InChunks = Callable[[Hashable, Sequence[int], Callable[[Sequence[int]], Tensor]], list[tuple[Tensor, int]]]
-KEPT = 8  # programs of a kind: more than the methods of one training have, so that the next seed finds all of its own
-SPREAD = 4  # streams of a group are less than so many times as long as each other
+KEPT = 8  # programs of a kind: more than the methods of one training need, so that the next seed finds them all
+SPREAD = 4  # the longest stream of a group is less than this many times as long as the shortest
 
 
 class Workshop:
-    """Where samples are tuned and streams are walked. `dtype` is that of convolutions in tuning."""
+    """Tunes samples and scans streams. `dtype` is that of convolutions in tuning."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, in_chunks: InChunks) -> None:
         self._device, self._dtype, self._in_chunks = device, dtype, in_chunks
-        most = KEPT if device.type == "cuda" else 1  # without a graph there is nothing to save but memory
+        most = KEPT if device.type == "cuda" else 1  # without graphs, caching saves nothing
         self._tuners: Programs[Tuner] = Programs(device, most)
-        self._walkers: Programs[Walker] = Programs(device, most)
+        self._scanners: Programs[Scanner] = Programs(device, most)
 
     @contextmanager
     def try_out(self) -> Iterator[None]:
-        with self._tuners.try_out(), self._walkers.try_out():
+        with self._tuners.try_out(), self._scanners.try_out():
             yield
 
     @property
     def keeps_programs(self) -> bool:
-        return self._tuners.are_kept or self._walkers.are_kept
+        return self._tuners.are_kept or self._scanners.are_kept
 
     def clear(self) -> None:
         self._tuners.clear()
-        self._walkers.clear()
+        self._scanners.clear()
 
     def tune_samples(
-        self, fn: OneSample, mine: Tree, views: StackedViews, row: Tensor, columns: Sequence[Tensor]
+        self, fn: OneSample, method: Method, mine: Tree, views: StackedViews, row: Tensor, columns: Sequence[Tensor]
     ) -> Tensor:
         """`fn` of every sample of every stream; mine [streams, ...], columns [streams, n, ...] -> [streams, n, ...]
 
-        What a stream was filled up with is not asked for: its answers are zeros.
+        Padding is not tuned: its answers are zeros.
         """
         streams, n = columns[0].shape[:2]
+        name = (name_function(fn), method)
         sizes = [min(n, views.sizes[i]) for i in row.tolist()]
         samples = [n * stream + position for stream, size in enumerate(sizes) for position in range(size)]
 
@@ -66,52 +69,74 @@ class Workshop:
             client, position = which // n, which % n
             parts = [column[client, position][:, None] for column in columns]
             seen = (len(part), *views.shape)
-            key = (fn, seen, _shapes_of_rows(mine), *(each.shape for each in parts))  # for any number of streams
-            tuner = self._tuners.get(key, lambda: Tuner(fn, mine, seen, parts, self._dtype, self._tuners))
+            key = (name, seen, _shapes_of_rows(mine), *(each.shape for each in parts))  # for any number of streams
+            lifted = partial(fn, method)
+            tuner = self._tuners.get(key, lambda: Tuner(lifted, mine, seen, parts, self._dtype, self._tuners))
             views.draw(row[client], position, tuner.seen)
             return tuner(mine, client, parts)
 
-        done = self._in_chunks(("tune", fn, views.shape), samples, work)
+        done = self._in_chunks(("tune", name, views.shape), samples, work)
         tuned = torch.cat([part[:kept, 0] for part, kept in done])
         answers = tuned.new_zeros((streams * n, *tuned.shape[1:]))
         answers[torch.tensor(samples, device=self._device)] = tuned
         return answers.view(streams, n, *tuned.shape[1:])
 
-    def walk_streams(
-        self, step: Step, mine: Tree, state: Tree, x: Tensor, views: StackedViews, row: Tensor
+    def scan_streams(
+        self,
+        step: Step,
+        method: Method,
+        mine: Tree,
+        state: Tree,
+        views: StackedViews,
+        row: Tensor,
+        columns: Sequence[Tensor],
+        window: int,
     ) -> tuple[Answers, Tree]:
-        """All streams side by side, sample after sample; x [streams, n, c, h, w] -> answers [streams, n, ...]
+        """All streams side by side, window after window; columns [streams, n, ...] -> answers [streams, n, ...]
 
-        The walk ends with the longest stream; beyond it, where all are filled up, the last answer is repeated.
+        The scan ends with the longest stream; the padding beyond it gets the last answer again.
         """
-        n = x.shape[1]
-        seen = (len(row), *views.shape) if step.predictor.augments[0] else None
-        key = (step, seen, x.shape[:1] + x.shape[2:], *(_shapes(part) for part in (mine, state)))
-        walker = self._walkers.get(key, lambda: Walker(step, mine, state, x, seen, self._walkers))
-        walker.load(mine, state)
-        answers = []
-        for i in range(min(n, max(views.sizes[i] for i in row.tolist()))):
-            if walker.seen is not None:
-                views.draw(row, torch.full_like(row, i), walker.seen)
-            answers.append(walker(x[:, i : i + 1]))
-        answers += answers[-1:] * (n - len(answers))
-        return _join_answers(answers), tree.map_leaves(torch.clone, walker.state)
+        n, answers = columns[0].shape[1], []
+        end = min(n, max(views.sizes[i] for i in row.tolist()))
+        for first in range(0, end, window):
+            parts = [column[:, first : min(first + window, end)] for column in columns]
+            count = parts[0].shape[1]
+            if first == 0 or count < window:  # a shorter last window needs another program
+                scanner = self._get_scanner(step, method, mine, state, parts, (len(row), count, *views.shape))
+                scanner.load(mine, state)
+            if scanner.seen.numel():
+                positions = first + torch.arange(count, device=row.device).expand(len(row), count)
+                views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), scanner.seen.flatten(0, 1))
+            answers.append(scanner(parts))
+            state = scanner.state
+        answers += [_take_last(answers[-1])] * (n - end)
+        return join(answers, 1), tree.map_leaves(torch.clone, state)
+
+    def _get_scanner(
+        self, step: Step, method: Method, mine: Tree, state: Tree, columns: Sequence[Tensor], seen: tuple[int, ...]
+    ) -> Scanner:
+        shapes = (*(column.shape for column in columns), *(_shapes(part) for part in (mine, state)))
+        key = (name_function(step), method, seen, shapes)
+        return self._scanners.get(
+            key, lambda: Scanner(partial(step, method), mine, state, columns, seen, self._scanners)
+        )
 
 
 def round_up(n: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few different lengths, and none a half longer than it must be."""
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, ...: few different lengths, with less than half as much padding."""
     power = 1 << max(0, n - 1).bit_length()
     return 3 * power // 4 if power >= 4 and n <= 3 * power // 4 else power
 
 
-def group_streams(lengths: Sequence[int], fillable: bool) -> list[list[int]]:
-    """The places of the streams that go side by side, longest first: less than SPREAD times as long as each other, or
-    equally long where none may be filled up. Each group begins with the longest that is left, so that groups are few.
+def group_streams(lengths: Sequence[int], may_pad: bool) -> list[list[int]]:
+    """Indices of the streams that run side by side: of similar length (see SPREAD), or equally long without padding.
+
+    Each group begins with the longest stream that is left, so that there are few groups.
     """
     groups: list[list[int]] = []
     longest = 0
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if groups and (lengths[i] == longest or (fillable and longest < SPREAD * lengths[i])):
+        if groups and (lengths[i] == longest or (may_pad and longest < SPREAD * lengths[i])):
             groups[-1].append(i)
         else:
             groups.append([i])
@@ -122,7 +147,7 @@ def group_streams(lengths: Sequence[int], fillable: bool) -> list[list[int]]:
 class StackedViews:
     """Augmented views of the samples of several streams, each drawn by its own key.
 
-    `sizes` are the streams' own lengths; behind them, `pixels` are filled up.
+    `sizes` are the streams' lengths without padding.
     """
 
     def __init__(
@@ -141,50 +166,44 @@ class StackedViews:
 
     def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
         """Into out [m, steps, views, h, w, c]; row and position: int64 [m]."""
+        if not out.numel():  # the predictor uses none
+            return
         steps, count = self.shape[:2]
         seen = augmix_rows(self._pixels[row, position], self._keys[row], position, steps * count)
         out.copy_(seen.movedim(2, -1).unflatten(1, (steps, count)))
 
-    def draw_rows(self, row: Tensor, positions: Tensor) -> tuple[Tensor]:
+    def draw_rows(self, row: Tensor, positions: Tensor) -> Tensor:
         """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
         out = torch.empty((positions.numel(), *self.shape), device=row.device)
-        if out.numel():  # none, where a predictor wants none
-            self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
-        return (out.unflatten(0, positions.shape).movedim(-1, -3),)
+        self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
+        rows: Tensor = out.unflatten(0, positions.shape).movedim(-1, -3)
+        return rows
 
 
-class RowViews(SideBySide):
-    """The views of one stream, seen from inside vmap."""
+class StackedSamples(Samples):
+    """The samples of one stream, as vmap sees them; all streams are answered side by side."""
 
-    def __init__(self, views: StackedViews, row: Tensor) -> None:
+    def __init__(self, x: Tensor, views: StackedViews, row: Tensor) -> None:
+        super().__init__(x, lambda positions: run_outside(views.draw_rows, row, positions.to(row.device)))
         self._views, self._row = views, row
 
-    def __call__(self, positions: Tensor) -> Tensor:
-        return run_outside(self._views.draw_rows, self._row, positions.to(self._row.device))[0]
+    def each(self, fn: OneSample, method: Method, mine: Tree, *columns: Tensor) -> Tensor:
+        def work(row: Tensor, mine: Tree, *columns: Tensor) -> Tensor:
+            return self._views.workshop.tune_samples(fn, method, mine, self._views, row, columns)
 
-    def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor:
-        flat, views = tree.flatten(mine), self._views
+        answers: Tensor = run_outside(work, self._row, mine, *columns)
+        return answers
 
-        def work(row: Tensor, *rest: Tensor) -> tuple[Tensor]:
-            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
-            return (views.workshop.tune_samples(fn, held, views, row, rest[len(flat) :]),)
+    def scan(
+        self, step: Step, method: Method, mine: Tree, state: Tree, *columns: Tensor, window: int = 1
+    ) -> tuple[Answers, Tree]:
+        def work(row: Tensor, mine: Tree, state: Tree, *columns: Tensor) -> tuple[Tensor, dict[str, Tensor], Tree]:
+            workshop = self._views.workshop
+            answers, last = workshop.scan_streams(step, method, mine, state, self._views, row, columns, window)
+            return answers.logits, answers.info, last
 
-        return run_outside(work, self._row, *flat.values(), *columns)[0]
-
-    def walk(self, step: Step, mine: Tree, state: Tree, x: Tensor) -> tuple[Answers, Tree]:
-        flat, begun, views = tree.flatten(mine), tree.flatten(state), self._views
-        info: list[str] = []
-
-        def work(row: Tensor, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-            held = tree.unflatten(dict(zip(flat, rest, strict=False)))
-            first = tree.unflatten(dict(zip(begun, rest[len(flat) :], strict=True)))
-            answers, last = views.workshop.walk_streams(step, held, first, x, views, row)
-            info[:] = answers.info
-            return answers.logits, *answers.info.values(), *tree.flatten(last).values()
-
-        logits, *rest = run_outside(work, self._row, x, *flat.values(), *begun.values())
-        columns, last = dict(zip(info, rest, strict=False)), dict(zip(begun, rest[len(info) :], strict=True))
-        return Answers(logits, columns), tree.unflatten(last)
+        logits, info, last = run_outside(work, self._row, mine, state, *columns)
+        return Answers(logits, info), last
 
 
 class Tuner:
@@ -192,7 +211,7 @@ class Tuner:
 
     def __init__(
         self,
-        fn: OneSample,
+        fn: Callable[..., Tensor],
         mine: Tree,
         seen: tuple[int, ...],
         columns: Sequence[Tensor],
@@ -226,26 +245,26 @@ class Tuner:
         self._answers.copy_(answers)
 
 
-class Walker:
-    """One step of a predictor on every stream: a program that changes the streams' state in place."""
+class Scanner:
+    """A step of a scan on every stream: a program that changes the streams' state in place."""
 
     def __init__(
         self,
-        step: Step,
+        step: Callable[..., tuple[Answers, Tree]],
         mine: Tree,
         state: Tree,
-        x: Tensor,
-        seen: tuple[int, ...] | None,
-        programs: Programs[Walker],
+        columns: Sequence[Tensor],
+        seen: tuple[int, ...],
+        programs: Programs[Scanner],
     ) -> None:
         self._step = step
         self._mine = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), mine)
         self.state = tree.map_leaves(lambda leaf: empty_rows(leaf.shape, leaf), state)
-        self._x = torch.zeros_like(x[:, :1])
-        self.seen = None if seen is None else torch.zeros(seen, device=x.device)
+        self._columns = [torch.zeros_like(column) for column in columns]  # in their order of memory, as in the loop
+        self.seen = torch.zeros(seen, device=columns[0].device)  # views [streams, window, steps, views, h, w, c]
         self._answers: dict[str, Tensor] = {}
         self.load(mine, state)
-        self._replay = Replay(self._work, x.device, programs.pool)
+        self._replay = Replay(self._work, columns[0].device, programs.pool)
         if programs.captures:
             self._replay.prepare()
 
@@ -253,36 +272,36 @@ class Walker:
         for buffers, values in ((self._mine, mine), (self.state, state)):
             tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), buffers, values)
 
-    def __call__(self, x: Tensor) -> Answers:
-        self._x.copy_(x)
+    def __call__(self, columns: Sequence[Tensor]) -> Answers:
+        for buffer, column in zip(self._columns, columns, strict=True):
+            buffer.copy_(column)
         self._replay()
         logits, *rest = (answer.clone() for answer in self._answers.values())
         return Answers(logits, dict(zip(list(self._answers)[1:], rest, strict=True)))
 
     def _work(self) -> None:
-        def one(mine: Tree, state: Tree, x: Tensor, *seen: Tensor) -> tuple[dict[str, Tensor], Tree]:
-            answers, after = self._step(mine, state, x, *seen)
+        def one(mine: Tree, state: Tree, seen: Tensor, *columns: Tensor) -> tuple[dict[str, Tensor], Tree]:
+            answers, after = self._step(mine, state, seen, *columns)
             return {"": answers.logits, **answers.info}, after
 
-        views = () if self.seen is None else (self.seen.movedim(-1, -3),)
         with torch.no_grad(), lift_convolutions(torch.float32):
-            answers, after = torch.vmap(one)(self._mine, self.state, self._x, *views)
+            answers, after = torch.vmap(one)(self._mine, self.state, self.seen.movedim(-1, -3), *self._columns)
         for name, answer in answers.items():
             self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)
         if _shapes(after) != _shapes(self.state):
-            raise InputError("a predictor's step must leave the leaves, shapes and types of its state as they are.")
+            raise InputError("a predictor must return a state with the leaves, shapes and dtypes it was given.")
         # the answers first, and a copy: both may be views of the state before
         tree.map_leaves(lambda buffer, leaf: buffer.copy_(leaf), self.state, tree.map_leaves(torch.clone, after))
 
 
-def _join_answers(answers: Sequence[Answers]) -> Answers:
-    """Of one sample each [streams, 1, ...] -> of all of them [streams, n, ...]."""
-    info = {name: torch.cat([each.info[name] for each in answers], 1) for name in answers[0].info}
-    return Answers(torch.cat([each.logits for each in answers], 1), info)
+def _take_last(answers: Answers) -> Answers:
+    """Of [streams, n, ...]: [streams, 1, ...]."""
+    return Answers(answers.logits[:, -1:], {name: column[:, -1:] for name, column in answers.info.items()})
 
 
 def _shapes(part: Tree) -> Hashable:
-    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree.flatten(part).items())
+    """Whatever the order of leaves."""
+    return tuple((name, leaf.shape, leaf.dtype) for name, leaf in sorted(tree.flatten(part).items()))
 
 
 def _shapes_of_rows(part: Tree) -> Hashable:

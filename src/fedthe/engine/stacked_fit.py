@@ -8,26 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import tree
-from ..methods.base import Loss
+from ..kernels import use_kernels
+from ..methods.fit import Fitted, Loss
+from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
-from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts
+from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts, weigh_losses
+from .ops.mode import StackedOps
+from .ops.stacked import empty_rows
 from .outside import run_outside
-from .program import Programs, Replay
-from .stacked_ops import StackedOps, empty_rows, use_kernels
+from .program import Programs, Replay, name_function
 
 
 @dataclass(frozen=True)
 class StackedFit:
-    """`fit(loss, params, shard, given)` for the rows of a stack."""
+    """The `Fit` of the rows of a stack."""
 
+    net: Net
+    shards: Shard  # of all rows
     optimizer: Optimizer
     epochs: int
     batch: int
@@ -36,44 +41,59 @@ class StackedFit:
     keys: Tensor  # int64 [rows, epochs, 2]: of each row's draws in each epoch
     clients: Tensor  # int64 [rows]
     sizes: tuple[int, ...]  # the real rows of each shard
-    real: Tensor  # bool [rows, n]: of the shards that these are the sizes of
     programs: Programs[Program]
     dtype: torch.dtype  # of convolutions
     steps: int | None = None  # so many of an epoch only, and no graph: to see how much memory they take
-    log: list[Tensor] = field(default_factory=list)  # the mean loss of each epoch [rows]
+    row: Tensor = torch.tensor(0)  # which row calls, as vmap sees it
+
+    def at(self, row: Tensor) -> StackedFit:
+        return replace(self, row=row)
 
     @property
     def lr(self) -> float:
         return self.optimizer.lr
 
     def __call__(
-        self, loss: Loss, params: Tree, shard: Shard, given: Tree | None = None, *, weight_decay: float | None = None
-    ) -> Tree:
-        flat, kept = tree.flatten(params), tree.flatten(given or {})
+        self,
+        loss: Loss,
+        params: Tree,
+        given: Tree | None = None,
+        *,
+        shard: Shard | None = None,
+        weight_decay: float | None = None,
+    ) -> Fitted:
         decay = self.optimizer.weight_decay if weight_decay is None else weight_decay
 
-        def work(*rows: Tensor) -> tuple[Tensor, ...]:
-            trained = dict(zip(flat, rows[: len(flat)], strict=True))
-            fixed = dict(zip(kept, rows[len(flat) : -4], strict=True))
-            return tuple(self._train(loss, trained, fixed, _Rows(*rows[-4:]), decay).values())
+        def work(row: Tensor, params: Tree, given: Tree, *other: Tensor) -> tuple[Tree, Tensor]:
+            rows, sizes = _Rows(*self.shards[:4]), self.sizes
+            if other:  # only then the device is waited for
+                rows = _Rows(*other)
+                sizes = tuple(rows.real.sum(1).tolist())
+            trained, losses = self._train(loss, tree.flatten(params), tree.flatten(given), rows, sizes, decay)
+            return tree.unflatten(trained), losses
 
-        trained = run_outside(work, *flat.values(), *kept.values(), *shard[:4])
-        return tree.unflatten(dict(zip(flat, trained, strict=True)))
+        return Fitted(*run_outside(work, self.row, params, given or {}, *(shard[:4] if shard else ())))
 
     def _train(
-        self, loss: Loss, params: dict[str, Tensor], given: dict[str, Tensor], rows: _Rows, decay: float
-    ) -> dict[str, Tensor]:
-        sizes = self._count(rows.real)
+        self,
+        loss: Loss,
+        params: dict[str, Tensor],
+        given: dict[str, Tensor],
+        rows: _Rows,
+        sizes: tuple[int, ...],
+        decay: float,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """The parameters of all rows, and the mean loss of each epoch [rows, epochs]."""
         longest, shortest = (-(-size // self.batch) for size in (max(sizes), min(sizes)))
         shape = (len(sizes), self.batch, *rows.images.shape[2:])
-        setting = Setting(loss, self.optimizer, decay, shortest < longest, self.dtype)
-        key = (setting, shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
+        setting = Setting(self.net, loss, self.optimizer, decay, shortest < longest, self.dtype)
+        key = (setting, name_function(loss), shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
         program = self.programs.get(
             key, lambda: Program(setting, params, given, rows.counts, shape, self.programs, self.steps is None)
         )
         program.load(params, given, rows.counts)
         steps = longest if self.steps is None else min(longest, self.steps)
-        size = torch.tensor(sizes, device=rows.real.device)
+        size, means = torch.tensor(sizes, device=rows.real.device), []
         for epoch in range(self.epochs if self.steps is None else min(1, self.epochs)):
             cuts = draw_cuts(self.keys[:, epoch], self.clients, rows.real, self.flip, self.crop)
             cuts = cuts.pad(longest * self.batch)
@@ -85,16 +105,11 @@ class StackedFit:
                 program.y.copy_(labels[:, part])
                 program.weight.copy_(real[:, part])
                 program.step()
-            self.log.append(program.total / size.clamp(min=1))
+            means.append(program.total / size.clamp(min=1))
             program.total.zero_()
         # in plain order: chunks are joined in it, and a sum over clients must not depend on whether there were any
-        return {name: leaf.detach().clone(memory_format=_PLAIN) for name, leaf in program.params.items()}
-
-    def _count(self, real: Tensor) -> tuple[int, ...]:
-        """How many rows each shard has; the device is waited for only where a method made a shard of its own."""
-        if real.data_ptr() == self.real.data_ptr() and real.shape == self.real.shape:
-            return self.sizes
-        return tuple(real.sum(1).tolist())
+        done = {name: leaf.detach().clone(memory_format=_PLAIN) for name, leaf in program.params.items()}
+        return done, torch.stack(means, 1) if means else torch.zeros((len(sizes), 0), device=size.device)
 
 
 _PLAIN = torch.contiguous_format
@@ -111,9 +126,10 @@ class _Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step does. Settings with equal losses are equal, as two accesses to a method's bound loss are."""
+    """What a step does."""
 
-    loss: Loss
+    net: Net
+    loss: Loss = field(compare=False)  # its name is compared instead
     optimizer: Optimizer
     decay: float
     ragged: bool  # some rows run out of batches before others do
@@ -161,7 +177,7 @@ class Program:
     def cut(self, images: Tensor, cuts: Cuts, pad: int) -> None:
         """Load the next batch's images."""
         if use_kernels(images):
-            from .kernels import cut_batches
+            from ..kernels.batches import cut_batches
 
             cut_batches(images, cuts.order, cuts.down, cuts.right, cuts.mirrored, pad, out=self.x)
         else:
@@ -175,16 +191,18 @@ class Program:
         with torch.enable_grad(), lift_convolutions(self.setting.dtype):
             x = self.x.movedim(-1, -3)
             mean, total = torch.vmap(self._lose)(leaves, self.given, Batch(x, self.y, self.weight, self.counts))
-            slopes = torch.autograd.grad(mean.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+            gradients = torch.autograd.grad(
+                mean.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
         with torch.no_grad():
             self.total += total.detach()
             active = (self.weight.sum(1) > 0) if self.setting.ragged else None
-            self.update(list(slopes), active)
+            self.update(list(gradients), active)
 
     def _lose(self, params: dict[str, Tensor], given: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
         """One row's mean loss over the real rows of a batch, and their sum."""
-        losses = self.setting.loss(tree.unflatten(params), tree.unflatten(given), batch) * batch.weight
-        total = losses.sum()
+        losses = self.setting.loss(self.setting.net, tree.unflatten(params), tree.unflatten(given), batch)
+        total = weigh_losses(losses, batch).sum()
         return total / batch.weight.sum().clamp(min=1), total
 
 
@@ -215,18 +233,18 @@ class _SGD:
         for leaf in self.state:
             leaf.zero_()
 
-    def __call__(self, slopes: list[Tensor], active: Tensor | None) -> None:
+    def __call__(self, gradients: list[Tensor], active: Tensor | None) -> None:
         if self.setting.decay:
-            slopes = _list(torch._foreach_add(slopes, self.params, alpha=self.setting.decay))
+            gradients = _list(torch._foreach_add(gradients, self.params, alpha=self.setting.decay))
         if self.state:
             before = _copy(self.state, active)
             torch._foreach_mul_(self.state, self.setting.optimizer.momentum)
-            torch._foreach_add_(self.state, slopes)
+            torch._foreach_add_(self.state, gradients)
             _restore(self.state, before, active)
-            slopes = self.state
+            gradients = self.state
         if active is not None:
-            slopes = [torch.where(_over(active, slope), slope, 0) for slope in slopes]
-        torch._foreach_add_(self.params, slopes, alpha=-self.setting.optimizer.lr)
+            gradients = [torch.where(_over(active, gradient), gradient, 0) for gradient in gradients]
+        torch._foreach_add_(self.params, gradients, alpha=-self.setting.optimizer.lr)
 
 
 class _Adam:
@@ -242,13 +260,13 @@ class _Adam:
         for leaf in (*self.first, *self.second, self.steps):
             leaf.zero_()
 
-    def __call__(self, slopes: list[Tensor], active: Tensor | None) -> None:
+    def __call__(self, gradients: list[Tensor], active: Tensor | None) -> None:
         if self.setting.decay:
-            slopes = _list(torch._foreach_add(slopes, self.params, alpha=self.setting.decay))
+            gradients = _list(torch._foreach_add(gradients, self.params, alpha=self.setting.decay))
         before = _copy([*self.first, *self.second], active)
-        torch._foreach_lerp_(self.first, slopes, 0.1)
+        torch._foreach_lerp_(self.first, gradients, 0.1)
         torch._foreach_mul_(self.second, 0.999)
-        torch._foreach_addcmul_(self.second, slopes, slopes, value=1 - 0.999)
+        torch._foreach_addcmul_(self.second, gradients, gradients, value=1 - 0.999)
         _restore([*self.first, *self.second], before, active)
         self.steps += 1 if active is None else active
         one, two = ((1 - beta**self.steps).float() for beta in (0.9, 0.999))

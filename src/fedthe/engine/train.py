@@ -1,32 +1,37 @@
-"""The round loop: sampled clients personalize, train and upload; the server aggregates."""
+"""The round loop: sampled clients personalize, train and upload; the server aggregates.
+
+Methods with the same `core` are trained side by side: the shared model once, and what clients keep for each of them.
+Each method gets the same numbers as if it were trained alone.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .. import rng, tree
+from .. import tree
 from ..errors import Broken, Failed, InputError, code_of_a_method
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
-from .beside import Beside, ClientsBeside
 from .clients import Clients
 from .loop import Loop
 from .memory import trim_heap
-from .server import Diverged, check_aggregate, find_infinite
+from .server import Diverged, Server, aggregate, find_infinite, sample_clients
 from .visit import Engine, Progress, Row, Run, Training, Visit, Visited
+
+Outcome = Progress | Failed
 
 
 def start(
     method: Method, clients: int, seed: int, device: torch.device | str = "cpu", file: Path | None = None
 ) -> Progress:
-    """Before the first round. `file` keeps the clients' state where it is too much for memory."""
+    """Before the first round. `file` holds what clients keep where that is too much for memory."""
     return start_from(method, method.net.init(seed), clients, device, file)
 
 
@@ -34,74 +39,152 @@ def start_from(
     method: Method, params: Tree, clients: int, device: torch.device | str = "cpu", file: Path | None = None
 ) -> Progress:
     """Before the first round of a network with these parameters."""
-    shared, mine = method.init(params)
-    shared = tree.map_leaves(lambda leaf: leaf.to(device), shared)
-    # a copy: what is later kept of it must not be taken for what was received
-    mine = tree.map_leaves(lambda leaf: leaf.to(device, copy=True), mine)
+    shared, averages, mine = (tree.map_leaves(lambda leaf: leaf.to(device), part) for part in method.start(params))
     budget = 2**30 if torch.device(device).type == "cuda" else 2**26
-    return Progress(0, shared, Clients.start(mine, clients, file, budget))
+    return Progress(Server(0, shared), averages, Clients.start(mine, clients, file, budget))
 
 
-def train_round(
-    method: Method, runs: Sequence[Run], settings: Training, reached: Sequence[Progress], engine: Engine
-) -> list[Progress | Failed]:
-    """One round further for runs that are all in the same round. A run that diverges does not touch the others."""
-    visit = Visit(method, settings, runs, reached)
+@dataclass(frozen=True)
+class Lane:
+    """A run, and the methods (by their number) that share its server."""
+
+    run: int
+    methods: tuple[int, ...]
+
+
+def train_together(
+    methods: Sequence[Method],
+    runs: Sequence[Run],
+    settings: Training,
+    reached: Sequence[Sequence[Progress]],
+    engine: Engine,
+    after_round: Callable[[int, Sequence[int], Sequence[Progress]], None] = lambda run, methods, progress: None,
+) -> list[list[Outcome]]:
+    """All rounds that are left of every run [run] and method [method]. The methods have the same core.
+
+    Those behind go first, so that as many as possible go side by side. If anything goes wrong in a lane of several
+    methods, each goes on alone, so that it is known whose fault it is, and the others are not affected.
+    """
+    results: list[list[Outcome]] = [list(of_run) for of_run in reached]
+    lanes = [Lane(r, some) for r, of_run in enumerate(reached) for some in group_equal([p.server for p in of_run])]
+    while True:
+        going = [(lane, _pick(results, lane)) for lane in lanes]
+        left = [(lane, now) for lane, now in going if now and now[0].round < settings.rounds]
+        if not left:
+            return results
+        number = min(now[0].round for _, now in left)
+        some = next(lane.methods for lane, now in left if now[0].round == number)
+        now = [(lane, progress) for lane, progress in left if progress[0].round == number and lane.methods == some]
+        members = tuple(methods[m] for m in some)
+        visit = Visit(members, settings, [runs[lane.run] for lane, _ in now], [progress for _, progress in now])
+        for (lane, _), result in zip(now, train_round(visit, engine), strict=True):
+            if isinstance(result, list):
+                for m, progress in zip(lane.methods, result, strict=True):
+                    results[lane.run][m] = progress
+                after_round(lane.run, lane.methods, result)
+            elif len(lane.methods) > 1:
+                at = lanes.index(lane)
+                lanes[at : at + 1] = [Lane(lane.run, (m,)) for m in lane.methods]
+            else:
+                results[lane.run][lane.methods[0]] = result
+        if engine.device.type == "cpu":
+            trim_heap()
+
+
+def _pick(results: list[list[Outcome]], lane: Lane) -> list[Progress]:
+    """What the lane has reached; nothing, if it failed."""
+    reached = [results[lane.run][m] for m in lane.methods]
+    return [progress for progress in reached if isinstance(progress, Progress)]
+
+
+def group_equal(servers: Sequence[Server]) -> list[tuple[int, ...]]:
+    """The places of equal servers, together."""
+    groups: list[list[int]] = []
+    for i, server in enumerate(servers):
+        found = next((some for some in groups if _are_equal(servers[some[0]], server)), None)
+        if found is None:
+            groups.append([i])
+        else:
+            found.append(i)
+    return [tuple(some) for some in groups]
+
+
+def _are_equal(one: Server, other: Server) -> bool:
+    a, b = tree.flatten(one.shared), tree.flatten(other.shared)
+    facts = [(server.round, server.losses, server.skipped) for server in (one, other)]
+    return facts[0] == facts[1] and a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
+    """One round of every run: what each of its methods reached. A run that fails does not affect the others."""
+    settings, runs = visit.settings, visit.runs
     sampled = [sample_clients(len(run.shards), settings.participation, run.seed, visit.round) for run in runs]
     rows = [Row(r, k) for r, clients in enumerate(sampled) for k in clients]
     try:
         with code_of_a_method():
             visited = engine.visit(visit, rows)
     except Failed as error:
-        return [error] * len(runs)
-    faults, losses = list_faults(visited, len(rows)), visited.losses.tolist()  # where the host waits, once a round
-    results: list[Progress | Failed] = []
+        if len(runs) == 1:
+            return [error]
+        return [result for r in range(len(runs)) for result in train_round(visit.pick(r), engine)]
+    faults, losses = list_faults(visited), visited.losses.tolist()  # the host waits here, once a round
+    results: list[list[Progress] | Failed] = []
     first = 0
-    for run, progress, clients in zip(runs, reached, sampled, strict=True):
+    for r, clients in enumerate(sampled):
         part = range(first, first + len(clients))
         first = part.stop
         good = [row for row in part if faults[row] is None]
         bad = [Diverged(visit.round, rows[row].client, str(faults[row])) for row in part if faults[row] is not None]
-        if bad and (settings.tolerate == "stop" or not good):
+        # a fault may be that of one method: the others must not lose a client over it
+        if bad and (settings.tolerate == "stop" or not good or len(visit.methods) > 1):
             results.append(bad[0])
             continue
-        kept, mean = [rows[row].client for row in good], sum(losses[row] for row in good) / len(good)
-        skipped = (*progress.skipped, *(f"{each}; left out" for each in bad))
+        mean, skipped = sum(losses[row] for row in good) / len(good), (f"{each}; left out" for each in bad)
         try:
-            shared, mine = _finish_round(method, run, progress, kept, visited, good)
-            results.append(Progress(progress.round + 1, shared, mine, (*progress.losses, mean), skipped))
+            server = visit.servers[r]
+            news = replace(server, losses=(*server.losses, mean), skipped=(*server.skipped, *skipped))
+            results.append(_finish_round(visit, r, news, [rows[row].client for row in good], visited, good))
         except Failed as error:
             results.append(error)
     return results
 
 
-def list_faults(visited: Visited, rows: int) -> list[str | None]:
-    """For every row, why what it came to cannot be used; None for the others."""
-    leaves = {f"the upload's {name}": leaf for name, leaf in tree.flatten(visited.uploads).items()}
-    leaves |= {f"the state's {name}": leaf for name, leaf in visited.own.items()}
-    faults = find_infinite(leaves, rows)
-    for row, loss in enumerate(visited.losses.tolist()):
-        if not math.isfinite(loss):
-            faults[row] = f"the loss is {loss}"
-    for row, fault in visited.faults.items():
-        faults[row] = fault
-    return faults
+def list_faults(visited: Visited) -> list[str | None]:
+    """For every row, why its results cannot be used; None for the others."""
+    leaves = [(f"the upload's {name}", leaf) for name, leaf in tree.flatten(visited.uploads).items()]
+    leaves += [(f"the state's {name}", leaf) for kept in visited.kept for name, leaf in kept.items()]
+    faults = find_faults(leaves, visited.losses)
+    return [visited.faults.get(row, fault) for row, fault in enumerate(faults)]
+
+
+def find_faults(leaves: Sequence[tuple[str, Tensor]], losses: Tensor) -> list[str | None]:
+    """For every row of these leaves and losses [rows], which of them is not finite, if any."""
+    found = find_infinite(leaves, len(losses))
+    numbers = losses.tolist()
+    return [fault if math.isfinite(loss) else f"the loss is {loss}" for fault, loss in zip(found, numbers, strict=True)]
 
 
 def _finish_round(
-    method: Method, run: Run, progress: Progress, clients: Sequence[int], visited: Visited, rows: Sequence[int]
-) -> tuple[Tree, Clients | ClientsBeside]:
-    """What is shared after a round of these clients, and what the clients keep."""
+    visit: Visit, r: int, server: Server, clients: Sequence[int], visited: Visited, rows: Sequence[int]
+) -> list[Progress]:
+    """What is shared after a round of these clients of run r, and what the clients keep."""
+    run = visit.runs[r]
     weights = torch.tensor([float(run.sizes[k]) for k in clients], device=visited.losses.device)
-    uploads = tree.map_leaves(lambda leaf: leaf[_index(rows, leaf)], visited.uploads)
-    with code_of_a_method():
-        shared = method.aggregate(progress.shared, uploads, weights)
-        check_aggregate(progress.shared, shared, progress.round)
-    own = {name: leaf[_index(rows, leaf)] for name, leaf in visited.own.items()}
-    try:
-        return shared, progress.mine.put(clients, own, visited.links, progress.shared, progress.round)
-    except InputError as error:  # states that do not fit together; a disk that is full is another matter
-        raise Broken(error) from error
+
+    def pick(leaf: Tensor) -> Tensor:
+        return leaf[_index(rows, leaf)]
+
+    shared = aggregate(visit.methods[0].rounds, server, tree.map_leaves(pick, visited.uploads), weights)
+    after = replace(server, round=server.round + 1, shared=shared)
+    progress = []
+    for before, kept, averages in zip(visit.reached[r], visited.kept, visited.averages, strict=True):
+        try:
+            means = tree.weighted_mean(tree.map_leaves(pick, averages), weights)
+            mine = before.clients.put(clients, {name: pick(leaf) for name, leaf in kept.items()}, server.round)
+        except InputError as error:  # states that do not fit together; a disk that is full is another matter
+            raise Broken(error) from error
+        progress.append(Progress(after, means, mine))
+    return progress
 
 
 def _index(rows: Sequence[int], leaf: Tensor) -> slice | Tensor:
@@ -114,72 +197,14 @@ def _index(rows: Sequence[int], leaf: Tensor) -> slice | Tensor:
 def deploy_some(
     method: Method, run: Run, settings: Training, progress: Progress, engine: Engine, clients: Sequence[int]
 ) -> Tree:
-    """Some clients, sampled lately or not, personalize the last shared state once more: states [clients, ...]."""
+    """Some clients, sampled lately or not, personalize the last shared model once more: states [clients, ...]."""
     with code_of_a_method():
-        visited = engine.visit(Visit(method, settings, [run], [progress], trains=False), [Row(0, k) for k in clients])
-    for k, fault in zip(clients, list_faults(visited, len(clients)), strict=True):
+        made, losses = engine.deploy(Visit((method,), settings, [run], [[progress]]), clients)
+    leaves = [(f"the state's {name}", leaf) for name, leaf in tree.flatten(made).items()]
+    for k, fault in zip(clients, find_faults(leaves, losses), strict=True):
         if fault is not None:
             raise Diverged(progress.round, k, fault)
-    received = tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.shared)
-    return visited.states(received)
-
-
-def put_beside(reached: Mapping[Method, Progress]) -> tuple[Beside, Progress] | None:
-    """Methods that send the same as one, if they are in the same round of the same run."""
-    shared = {method: tree.flatten(progress.shared) for method, progress in reached.items()}
-    parts = sorted(reached, key=lambda method: -len(shared[method]))
-    first, most, network = reached[parts[0]], shared[parts[0]], parts[0].net.starts()
-    for method in parts[1:]:
-        # what goes around beside the network means the same within one class alone
-        foreign = type(method) is not type(parts[0]) and not shared[method].keys() <= network.keys()
-        if foreign or reached[method].losses != first.losses or not _is_part(shared[method], most):
-            return None
-    states = tuple(_one_method(reached[method].mine) for method in parts)
-    leaves = tuple(frozenset(shared[method]) for method in parts)
-    return Beside(parts[0].net, parts=tuple(parts), leaves=leaves), replace(first, mine=ClientsBeside(states))
-
-
-def _is_part(leaves: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> bool:
-    return all(name in whole and torch.equal(leaf, whole[name]) for name, leaf in leaves.items())
-
-
-def _one_method(states: Clients | ClientsBeside) -> Clients:
-    assert isinstance(states, Clients)
-    return states
-
-
-def take_apart(method: Beside, reached: Progress) -> dict[Method, Progress]:
-    """What each of them has reached."""
-    assert isinstance(reached.mine, ClientsBeside)
-    return {
-        part: replace(reached, shared=method.pick(reached.shared, i), mine=mine)
-        for i, (part, mine) in enumerate(zip(method.parts, reached.mine.parts, strict=True))
-    }
-
-
-def train_together(
-    method: Method,
-    runs: Sequence[Run],
-    settings: Training,
-    reached: Sequence[Progress],
-    engine: Engine,
-    after_round: Callable[[int, Progress], None] = lambda run, progress: None,
-) -> list[Progress | Failed]:
-    """All rounds that are left of every run. Those behind go first, so that all that can go side by side do."""
-    results: list[Progress | Failed] = list(reached)
-    while True:
-        going = [(r, p) for r, p in enumerate(results) if isinstance(p, Progress) and p.round < settings.rounds]
-        if not going:
-            return results
-        number = min(progress.round for _, progress in going)
-        now = [(r, progress) for r, progress in going if progress.round == number]
-        after = train_round(method, [runs[r] for r, _ in now], settings, [progress for _, progress in now], engine)
-        for (r, _), result in zip(now, after, strict=True):
-            results[r] = result
-            if isinstance(result, Progress):
-                after_round(r, result)
-        if engine.device.type == "cpu":
-            trim_heap()
+    return tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.server.shared) | made
 
 
 def train(
@@ -192,7 +217,7 @@ def train(
 ) -> Progress:
     """One run: all rounds, or those left after `progress`."""
     progress = progress or start(method, len(shards), seed)
-    (result,) = train_together(method, [Run(seed, shards)], settings, [progress], engine or Loop())
+    ((result,),) = train_together([method], [Run(seed, shards)], settings, [[progress]], engine or Loop())
     if isinstance(result, Failed):
         raise result
     return result
@@ -210,12 +235,3 @@ def deploy(
     clients = range(len(shards))
     deployed = deploy_some(method, Run(seed, shards), settings, progress, engine or Loop(), clients)
     return [tree.take(deployed, k) for k in clients]
-
-
-def sample_clients(clients: int, participation: float, seed: int, number: int) -> list[int]:
-    count = count_sampled(clients, participation)
-    return sorted(rng.choose(rng.key(seed, "participation", number), clients, count).tolist())
-
-
-def count_sampled(clients: int, participation: float) -> int:
-    return max(1, round(participation * clients))

@@ -1,9 +1,10 @@
-"""What an engine is asked for: some clients of some runs take part in a round, or deploy."""
+"""What an engine is asked for: some clients of some runs take part in a round, deploy, or answer samples."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
 
@@ -16,10 +17,11 @@ from ..errors import InputError
 from ..methods.base import Method
 from ..tree import Tree
 from ..types import Shard
-from .beside import ClientsBeside
 from .clients import Clients
 from .fit import Optimizer
-from .shards import Shards
+from .server import Server, find_fault
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -48,32 +50,34 @@ class Training:
 
 @dataclass(frozen=True)
 class Run:
-    """One federated training: what its draws are keyed by, and its clients' data."""
+    """A federation: the seed that keys all draws, and its clients' data."""
 
     seed: int
     shards: Sequence[Shard]
+    name: str = field(default_factory=lambda: f"run {next(_numbers)}")  # engines keep data on the device under it
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """How many rows each client trains on."""
-        if isinstance(self.shards, Shards):
-            return self.shards.sizes
-        return tuple(int(shard.real.sum()) for shard in self.shards)
+        known = getattr(self.shards, "sizes", None)
+        return known or tuple(int(shard.real.sum()) for shard in self.shards)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Training after some rounds: all that is needed to go on, or to deploy."""
+    """The training of one method after some rounds: all that is needed to continue it, or to deploy."""
 
-    round: int
-    shared: Tree
-    mine: Clients | ClientsBeside
-    losses: tuple[float, ...] = ()  # the mean local loss of each round
-    skipped: tuple[str, ...] = ()  # clients that were left out of a round, and why
+    server: Server
+    averages: Tree  # leaves beside the shared model: means of what clients keep
+    clients: Clients
+
+    @property
+    def round(self) -> int:
+        return self.server.round
 
 
 class Row(NamedTuple):
-    """A client of one of the runs that go side by side."""
+    """A client of one of the runs that are trained side by side."""
 
     run: int
     client: int
@@ -81,21 +85,29 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Visit:
-    """All that the rows of a round have in common. `reached` has one entry per run, all in the same round."""
+    """What the rows of a round have in common. `reached[run][method]` are all in the same round, and the methods of a
+    run have the same server."""
 
-    method: Method
+    methods: tuple[Method, ...]
     settings: Training
     runs: Sequence[Run]
-    reached: Sequence[Progress]
-    trains: bool = True  # personalize and train; or personalize only, to deploy
+    reached: Sequence[Sequence[Progress]]
+
+    @property
+    def servers(self) -> list[Server]:
+        return [of_run[0].server for of_run in self.reached]
 
     @property
     def round(self) -> int:
-        return self.reached[0].round
+        return self.servers[0].round
+
+    def pick(self, run: int) -> Visit:
+        """That of a single run."""
+        return replace(self, runs=[self.runs[run]], reached=[self.reached[run]])
 
     @property
     def longest(self) -> int:
-        """The training rows of the client that has most, in this round or not: the same whoever is in a chunk."""
+        """The training rows of the client that has most, in this round or not: the same for every chunk."""
         return max(size for run in self.runs for size in run.sizes)
 
 
@@ -103,19 +115,25 @@ class Visit:
 class Visited:
     """What came of it, with a first axis over rows."""
 
-    names: tuple[str, ...]  # of the leaves of a client's state, in order
-    own: dict[str, Tensor]  # those that are the client's own
-    links: dict[str, str]  # and those that are, by name, what it received
     uploads: Tree
+    kept: tuple[dict[str, Tensor], ...]  # by method, and by dotted name
+    averages: tuple[Tree, ...]  # by method
     losses: Tensor  # float [rows]: the last loss of each row, or the first one that is not finite
     faults: Mapping[int, str] = field(default_factory=dict)  # by row: why nothing of it can be used
 
-    def states(self, shared: Tree) -> Tree:
-        """What the clients hold, given what they received [rows, ...]."""
-        received = tree.flatten(shared)
-        return tree.unflatten(
-            {name: self.own[name] if name in self.own else received[self.links[name]] for name in self.names}
-        )
+
+def find_structural_fault(
+    reached: Sequence[Progress], upload: Tree, kept: Sequence[Mapping[str, Tensor]], batched: bool = False
+) -> str | None:
+    """How an upload, or what is kept of each method, differs from what it should be in leaves, shapes or dtypes."""
+    fault = find_fault(tree.flatten(reached[0].server.shared), tree.flatten(upload), batched)
+    if fault is not None:
+        return f"the upload's {fault}"
+    for progress, leaves in zip(reached, kept, strict=True):
+        fault = find_fault(progress.clients.first, leaves, batched)
+        if fault is not None:
+            return f"its state's {fault}"
+    return None
 
 
 class Question(NamedTuple):
@@ -127,7 +145,7 @@ class Question(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What it said."""
+    """What it answered."""
 
     classes: np.ndarray  # int64 [n]
     finite: bool
@@ -136,7 +154,7 @@ class Answered(NamedTuple):
 
 
 class Engine(Protocol):
-    """A way to lift what is written for one client and one sample over many."""
+    """Runs what is written for one client and one sample on many."""
 
     @property
     def device(self) -> torch.device: ...
@@ -150,9 +168,13 @@ class Engine(Protocol):
         """How many clients are worth deploying at a time, and runs worth training at a time."""
 
     def release(self) -> None:
-        """Give back all that is only kept for speed."""
+        """Free all that is only kept for speed."""
 
-    def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited: ...
+    def visit(self, visit: Visit, rows: Sequence[Row]) -> Visited:
+        """These clients do a round's work."""
+
+    def deploy(self, visit: Visit, clients: Sequence[int]) -> tuple[Tree, Tensor]:
+        """What clients of a single run and method deploy beyond the shared model [clients, ...], and their losses."""
 
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]

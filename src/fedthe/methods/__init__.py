@@ -1,18 +1,16 @@
-"""Every method, by the id of the paper's tables."""
+"""Every method, by the id of the paper's tables: the parts that differ from FedAvg's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..nets.net import Net
 from ..plugins import load_plugins
 from .ablations import ABLATIONS
 from .apfl import APFL
-from .base import Method
+from .base import FedAvg, Method
+from .compose import Recipe, compose
 from .ditto import Ditto
 from .fedrep import FedRep
 from .fedrod import FedRoD
-from .fedthe import FedTHE, FedTHEPlus, TwoHeads
+from .fedthe import HeadEnsemble
 from .finetune import FineTune
 from .gma import GMA
 from .knn_per import KNN
@@ -22,38 +20,39 @@ from .probing import Probe
 from .t3a import T3A
 from .term import TERM
 from .tsa import TSA
-from .ttt import TTT
+from .ttt import TTT, Online
+from .two_heads import TwoHeads
 
-__all__ = ["ABLATIONS", "METHODS", "STUDIES", "Method"]
+__all__ = ["ABLATIONS", "METHODS", "STUDIES", "Method", "compose"]
 
-METHODS: dict[str, Callable[[Net], Method]] = {
+METHODS: dict[str, Recipe] = {
     # one global model
-    "fedavg": Method,
-    "gma": GMA,
-    "term": TERM,
-    "memo_g": lambda net: Method(net, Memo()),
-    # a model of one's own
-    "fedavg_ft": FineTune,
-    "apfl": APFL,
-    "fedrep": FedRep,
-    "ditto": Ditto,
-    "fedrod": FedRoD,
-    "per_fedavg": PerFedAvg,
-    "knn_per": lambda net: Method(net, KNN()),
-    # a model of one's own that adapts at test time
-    "ttt": TTT,
-    "memo_p": lambda net: FineTune(net, Memo()),
-    "t3a": lambda net: FineTune(net, T3A()),
-    "tsa": lambda net: TwoHeads(net, TSA()),
-    "fedthe": FedTHE,
-    "fedthe_plus": FedTHEPlus,
+    "fedavg": FedAvg(),
+    "gma": GMA(),
+    "term": TERM(),
+    "memo_g": Memo(),
+    # a personal model
+    "fedavg_ft": FineTune(),
+    "apfl": APFL(),
+    "fedrep": FedRep(),
+    "ditto": Ditto(),
+    "fedrod": (FedAvg(balanced=True), FedRoD()),
+    "per_fedavg": (PerFedAvg(), FineTune()),
+    "knn_per": KNN(),
+    # a personal model that adapts at test time
+    "ttt": (TTT(), Online()),
+    "memo_p": (FineTune(), Memo()),
+    "t3a": (FineTune(), T3A()),
+    "tsa": (FedAvg(balanced=True), TwoHeads(), TSA()),
+    "fedthe": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble()),
+    "fedthe_plus": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble(then=Memo(views=16))),
 }
 # The rows of the paper's ablation, ablation_1 to ablation_16, and ways to fine-tune what FedAvg pre-trained.
-STUDIES: dict[str, Callable[[Net], Method]] = {
-    **{f"ablation_{name[1 : name.index(')')]}": make for name, make in ABLATIONS.items()},
-    "probe_lp": lambda net: Probe(net, mode="lp"),
-    "probe_ft": lambda net: Probe(net, mode="ft"),
-    "probe_lpft": lambda net: Probe(net, mode="lpft"),
+STUDIES: dict[str, Recipe] = {
+    **{f"ablation_{name[1 : name.index(')')]}": recipe for name, recipe in ABLATIONS.items()},
+    "probe_lp": Probe("lp"),
+    "probe_ft": Probe("ft"),
+    "probe_lpft": Probe("lpft"),
 }
 
 METHODS |= load_plugins("fedthe.methods", METHODS)

@@ -1,18 +1,16 @@
-"""What a method is: how clients train, what they share, what they deploy. The defaults are FedAvg.
+"""A method is three parts: rounds train the model that clients share, a personal part makes it a client's own, and a
+predictor answers samples. Every part is written for one client; engines run it on many.
 
-A method is written for one client and one sample; the engine lifts it over clients, test distributions and time. It
-holds hyperparameters only. State goes in and comes out.
+Parts are frozen dataclasses that hold hyperparameters only. State is passed in and returned. So methods with equal
+parts do the same, and are trained once.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from inspect import getmembers, isfunction
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from .. import tree
@@ -20,218 +18,132 @@ from ..errors import InputError
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
-from .losses import cross_entropy
+from .fit import Fit, Fitted, network
+from .losses import balanced_softmax, cross_entropy
+from .predictor import Forward, Predictor
+from .samples import Answers, Samples
 
-Loss = Callable[[Tree, Tree, Batch], Tensor]  # what is trained, what is given, a batch -> one loss per sample
-
-
-class Fit(Protocol):
-    """Training by the engine. `given` reaches the loss as it is; a loss captures no tensors of its own.
-
-    Settings left at None are those of the experiment, for the phase (local or personal) that asked.
-    """
-
-    def __call__(
-        self, loss: Loss, params: Tree, shard: Shard, given: Tree | None = None, *, weight_decay: float | None = None
-    ) -> Tree: ...
-
-    @property
-    def lr(self) -> float: ...
-
-
-# Positions among the samples given to `stream` [m] -> their augmented views [m, steps, views, c, h, w].
-Views = Callable[[Tensor], Tensor]
-# What a client deploys, the views of a sample [steps, views, c, h, w], and its parts of some columns, each [1, ...] ->
-# a row of the answer [1, ...]. Like a loss it captures no tensors of its own; equal ones do the same.
-OneSample = Callable[..., Tensor]
-
-
-class SideBySide(ABC):
-    """Views of an engine that has ways of its own to answer samples: all at once, or one after another."""
-
-    @abstractmethod
-    def __call__(self, positions: Tensor) -> Tensor: ...
-
-    @abstractmethod
-    def each(self, fn: OneSample, mine: Tree, columns: tuple[Tensor, ...]) -> Tensor: ...
-
-    @abstractmethod
-    def walk(self, step: Step, mine: Tree, state: Tree, x: Tensor) -> tuple[Answers, Tree]: ...
-
-
-def each_sample(fn: OneSample, mine: Tree, views: Views, *columns: Tensor) -> Tensor:
-    """`fn` of every sample, where samples do not depend on each other; columns [n, ...] -> [n, ...]."""
-    if isinstance(views, SideBySide):
-        return views.each(fn, mine, columns)
-    rows = [column.split(1) for column in columns]
-    return torch.cat([fn(mine, views(torch.tensor([i]))[0], *one) for i, one in enumerate(zip(*rows, strict=True))])
+__all__ = ["Answers", "Batch", "FedAvg", "Fit", "Fitted", "Method", "Net", "Personal", "Predictor", "Rounds"]
+__all__ += ["Samples", "Shard", "Tree", "network"]  # all that a file with a method needs
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What a predictor says of a stream."""
+class Rounds:
+    """How clients train the shared model. The default is FedAvg."""
 
-    logits: Tensor  # [n, classes]
-    info: dict[str, Tensor] = field(default_factory=dict)  # per sample, such as the weight of the global head [n]
+    def share(self, net: Net, params: Tree) -> Tree:
+        """The shared model before the first round, of a network with these parameters."""
+        return params
 
-
-@dataclass(frozen=True)
-class Predictor:
-    """How a deployed client answers unlabeled samples, one after another. The default is a plain forward pass.
-
-    `step` is the meaning. `stream` answers many samples at once and must say the same.
-    """
-
-    # a step leaves the state as it was and says logits alone: samples may be answered side by side
-    forgets: ClassVar[bool] = False
-
-    def check(self, method: Method) -> None:
-        """Refuse, before any work, a method that this predictor cannot serve."""
-
-    def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        """The state before the first sample."""
+    def keep(self, net: Net, params: Tree) -> Tree:
+        """What each client keeps of its own from round to round, as it is before the first."""
         return {}
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        """One sample x [1, c, h, w], its augmented views [steps, views, c, h, w] -> its answer and the next state."""
-        return Answers(method.logits(mine, x)), state
+    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        """What a client uploads: the leaves of `shared`. Leaves that it keeps may change, too."""
+        return fit(self.loss, shared)
 
-    def stream(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None) -> tuple[Answers, Tree]:
-        """Samples x [n, c, h, w] in order -> their answers, and the state after the last."""
-        if type(self) is Predictor:
-            return Answers(method.logits(mine, x)), state
-        if self.forgets and views is not None and self.augments[0] and not state:
-            return Answers(each_sample(Alone(method, self), mine, views, x)), state
-        if isinstance(views, SideBySide):
-            return views.walk(Step(method, self), mine, state, x)
-        return self.stream_by_steps(method, mine, state, x, views)
+    def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        return cross_entropy(net.logits(params, batch.x), batch.y)
 
-    def stream_by_steps(
-        self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None
-    ) -> tuple[Answers, Tree]:
-        answers = []
-        for i in range(len(x)):
-            seen = views(torch.tensor([i]))[0] if views else None
-            answer, state = self.step(method, mine, state, x[i : i + 1], seen)
-            answers.append(answer)
-        return join(answers), state
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether an answer depends on the samples before it alone. No for those who answer in batches."""
-        return True
-
-    @property
-    def augments(self) -> tuple[int, int]:
-        """How many steps of how many augmented views it wants of every sample."""
-        return 0, 0
-
-    @property
-    def passes(self) -> tuple[int, int]:
-        """Forward and backward passes through the network per sample, an augmented view counting as one."""
-        return 1, 0
+    def aggregate(self, shared: Tree, uploads: Tree, weights: Tensor) -> Tree:
+        """The next `shared`, from stacked uploads [clients, ...] and the numbers of training rows [clients]."""
+        return tree.weighted_mean(uploads, weights)
 
 
 @dataclass(frozen=True)
-class Step:
-    """A predictor's step. Equal ones do the same."""
+class FedAvg(Rounds):
+    """FedAvg (McMahan et al. 2017, https://arxiv.org/abs/1602.05629)."""
 
-    method: Method
-    predictor: Predictor
+    balanced: bool = False  # balanced softmax instead of cross-entropy
 
-    def __call__(self, mine: Tree, state: Tree, x: Tensor, seen: Tensor | None = None) -> tuple[Answers, Tree]:
-        return self.predictor.step(self.method, mine, state, x, seen)
+    def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        logits = net.logits(params, batch.x)
+        return balanced_softmax(logits, batch.y, batch.counts) if self.balanced else cross_entropy(logits, batch.y)
 
 
 @dataclass(frozen=True)
-class Alone:
-    """The answer to one sample by a predictor that forgets."""
+class Personal:
+    """How a client makes the shared model its own. The default deploys the shared model as it is."""
 
-    method: Method
-    predictor: Predictor
+    # Leaves that the shared model gets beside those of the rounds: the weighted mean of a leaf that clients keep.
+    averages: ClassVar[Mapping[str, str]] = {}
 
-    def __call__(self, mine: Tree, seen: Tensor, x: Tensor) -> Tensor:
-        return self.predictor.step(self.method, mine, {}, x, seen)[0].logits
+    def keep(self, net: Net, params: Tree) -> Tree:
+        """What each client keeps of its own from round to round, as it is before the first."""
+        return {}
+
+    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        """What a client deploys in place of leaves of `shared`, or beside them. Leaves that `keep` names are kept."""
+        return Fitted({})
+
+    def logits(self, net: Net, mine: Tree, x: Tensor) -> Tensor:
+        return net.logits(mine, x)
 
 
-def join(answers: list[Answers]) -> Answers:
-    return Answers(
-        torch.cat([a.logits for a in answers]),
-        {name: torch.cat([a.info[name] for a in answers]) for name in answers[0].info},
-    )
+class InitialState(NamedTuple):
+    """A method before its first round."""
+
+    shared: Tree
+    averages: Tree
+    mine: Tree  # what each client keeps, in the branches "rounds" and "personal"; the latter for one part that is both
 
 
 @dataclass(frozen=True)
 class Method:
     net: Net
-    predictor: Predictor = Predictor()
+    rounds: Rounds = FedAvg()
+    personal: Personal = Personal()
+    predictor: Predictor = Forward()
 
-    def init(self, params: Tree) -> tuple[Tree, Tree]:
-        """What is shared at the start, and what each client starts with: the leaves that `personalize` gives."""
-        return params, params
-
-    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        """What a client keeps and deploys, after it received `shared`."""
-        return shared
-
-    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        """What a client uploads: the keys of `shared`."""
-        return fit(self.loss, shared, shard)
-
-    def aggregate(self, shared: Tree, uploads: Tree, weights: Tensor) -> Tree:
-        """The next `shared`, from stacked uploads [clients, ...] and the clients' numbers of rows [clients]."""
-        return tree.weighted_mean(uploads, weights)
-
-    def loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
-        return cross_entropy(self.net.logits(params, batch.x), batch.y)
+    def start(self, params: Tree) -> InitialState:
+        shared, kept = self.rounds.share(self.net, params), self.personal.keep(self.net, params)
+        of_rounds = {} if self.is_one_part else self.rounds.keep(self.net, params)
+        averages = {name: kept.get(source) for name, source in self.personal.averages.items()}
+        if any(leaf is None for leaf in averages.values()):
+            raise InputError(f"{type(self.personal).__name__} averages a leaf that its `keep` does not name.")
+        clash = averages.keys() & (shared | of_rounds | kept).keys() | of_rounds.keys() & kept.keys()
+        if clash:
+            raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
+        return InitialState(shared, averages, {"rounds": of_rounds, "personal": kept})
 
     def logits(self, mine: Tree, x: Tensor) -> Tensor:
-        return self.net.logits(mine, x)
+        return self.personal.logits(self.net, mine, x)
 
-    def trains_as(self) -> Method:
-        """The method whose federated training this one deploys; methods with an equal one are trained once."""
-        return replace(self, predictor=Predictor())
+    def answer(self, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        """The answers to a whole stream, and the predictor's state after it."""
+        if self.predictor.window is None:
+            return self.predictor.respond(self, mine, state, samples)
+        window = self.predictor.window
+        return samples.scan(self.predictor.answer_given, self, mine, state, samples.x, window=window)
 
-    def sends_as(self) -> Method:
-        """The plain method whose rounds do the same to the network that goes around: methods with an equal one are
-        trained side by side, and the network once. What a class says of itself does not hold for its subclasses."""
-        return self.trains_as()
+    @property
+    def training(self) -> Method:
+        """All that federated training depends on: methods with equal ones are trained once."""
+        keeps = self.personal.keep(self.net, self.net.zeros())
+        return replace(self, personal=self.personal if keeps else Personal(), predictor=Forward())
+
+    @property
+    def core(self) -> Method:
+        """The training of the shared model alone. Methods with equal cores are trained side by side."""
+        training = self.training
+        return training if training.is_one_part else replace(training, personal=Personal())
+
+    @property
+    def is_one_part(self) -> bool:
+        """Whether rounds and personal are one value, of a class that is both."""
+        return isinstance(self.personal, Rounds) and self.personal == self.rounds
 
     def check(self) -> None:
-        """Refuse, before any work, what would not be done as it is written."""
-        self.predictor.check(self)
-        trained = self.trains_as()
-        ignored = list_ignored(type(self), type(trained))
-        if ignored:
+        """Refuse, before any work, a predictor that does not fit the rest."""
+        shared, averages, mine = self.start(self.net.zeros())
+        deployed = {*shared, *averages, *mine["rounds"], *mine["personal"]}
+        missing = [name for name in self.predictor.needs if name not in deployed]
+        if missing:
             raise InputError(
-                f"{type(self).__name__} overrides {ignored[0]}, which training would ignore, for it is trained as "
-                f"{type(trained).__name__}; override trains_as as well."
+                f"{type(self.predictor).__name__} needs {missing[0]!r} in a client's state, "
+                f"but this method has only {', '.join(sorted(deployed))}; choose another personal part."
             )
-
-
-ANSWERING = ("logits", "heads", "check", "trains_as", "sends_as")  # what no round calls
-
-
-def list_ignored(kind: type[Method], trained: type[Method]) -> list[str]:
-    """What a class overrides, but not the `trains_as` that it inherits from another."""
-    says = next(each for each in kind.__mro__ if "trains_as" in vars(each))
-    if says is Method:  # which trains what it is asked for
-        return []
-    names = [name for name, _ in getmembers(says, isfunction) if not name.startswith("__") and name not in ANSWERING]
-    if trained.personalize is Method.personalize:  # clients only personalize to deploy
-        names.remove("personalize")
-    return [name for name in names if getattr(kind, name) is not getattr(says, name)]
-
-
-def find_sender(method: Method) -> Method:
-    """Its `sends_as`, if its very class says so: a subclass may send something else."""
-    return method.sends_as() if "sends_as" in vars(type(method)) else method.trains_as()
-
-
-def describe(method: Any) -> dict[str, Any]:
-    """A method as plain data, for records: its class and its hyperparameters, nested ones too."""
-    values: dict[str, Any] = {"is": f"{type(method).__module__}.{type(method).__qualname__}"}
-    for name in method.__dataclass_fields__:
-        value = getattr(method, name)
-        values[name] = describe(value) if hasattr(value, "__dataclass_fields__") else value
-    return values
+        if self.predictor.window is not None and self.predictor.window < 1:
+            raise InputError(f"{type(self.predictor).__name__} has a window of {self.predictor.window}; use 1 or more.")
+        self.predictor.check(self)

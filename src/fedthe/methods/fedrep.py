@@ -7,24 +7,22 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..tree import Tree
-from ..types import Batch, Shard
-from .base import Fit, Method
+from .base import Batch, Fit, Fitted, Net, Personal, Rounds, Shard, Tree
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
-    def init(self, params: Tree) -> tuple[Tree, Tree]:
-        return {"body": params["body"]}, params
+class FedRep(Rounds, Personal):
+    def share(self, net: Net, params: Tree) -> Tree:
+        return {"body": params["body"]}
 
-    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        return shared | {"head": fit(self.head_loss, mine["head"], shard, shared)}
+    def keep(self, net: Net, params: Tree) -> Tree:
+        return {"head": params["head"]}
 
-    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        return {"body": fit(self.body_loss, shared["body"], shard, {"head": mine["head"]})}
+    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        return fit(self.loss, mine, shared)
 
-    def head_loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
-        return self.loss(given | {"head": params}, {}, batch)
+    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        return fit(self.loss, shared, mine)
 
-    def body_loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
-        return self.loss(given | {"body": params}, {}, batch)
+    def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        return super().loss(net, given | params, {}, batch)

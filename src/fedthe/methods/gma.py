@@ -10,12 +10,11 @@ from torch import Tensor
 
 from .. import tree
 from ..errors import InputError
-from ..tree import Tree
-from .base import Method
+from .base import Rounds, Tree
 
 
 @dataclass(frozen=True)
-class GMA(Method):
+class GMA(Rounds):
     threshold: float = 0.1  # the least agreement that lets an update pass whole
 
     def __post_init__(self) -> None:

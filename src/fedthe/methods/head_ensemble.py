@@ -6,7 +6,7 @@ The two weights start equal and move by opposite amounts, so one number per samp
 closed form. Samples depend on each other only through the history of their features, a linear recurrence; so a whole
 stream is one batched computation.
 
-Everything is computed in float64, whatever the input: distances and slopes nearly cancel, and Adam divides by their
+Everything is computed in float64, whatever the input: distances and gradients nearly cancel, and Adam divides by their
 size, so the rounding of float32 could decide which head is trusted.
 """
 
@@ -173,7 +173,7 @@ def find_weight(
     lam, rest = _weigh_losses(global_logits, local_logits, weighting)
     difference = global_logits - local_logits
 
-    def slope(e: Tensor) -> Tensor:
+    def gradient(e: Tensor) -> Tensor:
         log_p = mix(e, global_logits, local_logits).log_softmax(-1)
         p = log_p.exp()
         entropy = -(p * log_p).sum(-1, keepdim=True)
@@ -181,18 +181,18 @@ def find_weight(
         of_loss = lam * of_entropy + rest * gap
         return of_loss.mean().expand_as(of_loss) if together else of_loss
 
-    return descend(slope, gap, search).to(dtype)
+    return descend(gradient, gap, search).to(dtype)
 
 
-def descend(slope: Callable[[Tensor], Tensor], like: Tensor, search: Search) -> Tensor:
-    """Weights e, shaped and typed as `like`: from 0.5 down the slope of a loss by e, by Adam on the score behind e."""
+def descend(gradient: Callable[[Tensor], Tensor], like: Tensor, search: Search) -> Tensor:
+    """Weights e, shaped and typed as `like`, that minimise a loss with this gradient: from 0.5, by Adam on a score."""
     score, m = torch.zeros_like(like), torch.zeros_like(like)
     v = torch.full_like(like, torch.finfo(like.dtype).tiny)  # nothing beside eps, but sqrt has no derivative at 0
     for t in range(1, search.steps + 1):
         e = torch.sigmoid(2 * score)  # the other score is -score, and softmax((s, -s))[0] = sigmoid(2 s)
-        gradient = slope(e) * e * (1 - e)
-        m = search.beta1 * m + (1 - search.beta1) * gradient
-        v = search.beta2 * v + (1 - search.beta2) * gradient**2
+        of_score = gradient(e) * e * (1 - e)
+        m = search.beta1 * m + (1 - search.beta1) * of_score
+        v = search.beta2 * v + (1 - search.beta2) * of_score**2
         rate = float(search.lr) / (1 - search.beta1**t)  # a float32 of NumPy would round the rest
         score = score - rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
     return torch.sigmoid(2 * score)

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import InputError
-from ..tree import Tree
-from ..types import Shard, scale
-from .base import Answers, Method, Predictor, Views
+from ..types import scale
+from .base import Answers, Method, Predictor, Samples, Shard, Tree
 
 
 @dataclass(frozen=True)
 class KNN(Predictor):
+    window = None
     k: int = 10
     scale: float = 1.0  # of the distances: a neighbour at Euclidean distance d counts exp(-d / scale)
     grid: float = 0.01  # the spacing of the lambdas that are tried
@@ -35,15 +35,12 @@ class KNN(Predictor):
         lam = pick_lambda(*self._ask(method, mine, store, h), shard.val_labels, shard.val_real, self.grid)
         return store | {"lambda": lam}
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        return self.stream(method, mine, state, x, None)
-
-    def stream(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None) -> tuple[Answers, Tree]:
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         with torch.no_grad():
-            near, model = self._ask(method, mine, state, method.net.features(mine["body"], x))
+            near, model = self._ask(method, mine, state, method.net.features(mine["body"], samples.x))
             mixed = state["lambda"] * near + (1 - state["lambda"]) * model
         logits = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
-        return Answers(logits, {"lambda": state["lambda"].expand(len(x))}), state
+        return Answers(logits, {"lambda": state["lambda"].expand(len(logits))}), state
 
     def _ask(self, method: Method, mine: Tree, store: Tree, h: Tensor) -> tuple[Tensor, Tensor]:
         """What the neighbours of features h [n, d] say and what the model says, probabilities [n, classes]."""

@@ -4,18 +4,16 @@ ICLR 2022, https://arxiv.org/abs/2202.10054): before MEMO tunes everything, tune
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from torch import Tensor
 
-from ..tree import Tree
-from .base import Answers, Method, Predictor
+from .base import Answers, Method, Predictor, Samples, Tree
 from .memo import Logits, Memo
 
 
 @dataclass(frozen=True)
 class LPFT(Predictor):
-    forgets: ClassVar[bool] = True
+    window = None
     then: Memo = field(default_factory=Memo)
     probe_steps: int = 3  # the paper names neither this nor the rate: as many and as long as those of MEMO
     probe_lr: float = 0.0005
@@ -23,16 +21,18 @@ class LPFT(Predictor):
     def __post_init__(self) -> None:
         replace(self.then, steps=self.probe_steps, lr=self.probe_lr)  # refuses what cannot be tuned with
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        seen = x.new_empty(0) if views is None else views
-        probed = self.probe(method.logits, mine, seen[: self.probe_steps])
-        return Answers(self.then.answer(method.logits, probed, x, seen[self.probe_steps :])), state
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        return Answers(samples.each(self.probed, method, mine, samples.x)), state
+
+    def probed(self, method: Method, mine: Tree, views: Tensor, x: Tensor) -> Tensor:
+        probed = self.probe(method.logits, mine, views[: self.probe_steps])
+        return self.then.tuned(method, probed, views[self.probe_steps :], x)
 
     def probe(self, logits: Logits, mine: Tree, views: Tensor) -> Tree:
         """Tune all but the body on views [steps, views, c, h, w]."""
-        body = {"body": mine["body"]}
         heads = {name: part for name, part in mine.items() if name != "body"}
-        return replace(self.then, lr=self.probe_lr).tune(lambda heads, x: logits(heads | body, x), heads, views) | body
+        probe = replace(self.then, lr=self.probe_lr)
+        return mine | probe.tune(lambda heads, x: logits(mine | heads, x), heads, views)
 
     @property
     def augments(self) -> tuple[int, int]:

@@ -6,16 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .. import tree
+from ..autograd import differentiate
 from ..errors import InputError
-from ..tree import Tree
-from .base import Answers, Method, Predictor
+from .base import Answers, Method, Predictor, Samples, Tree
 from .losses import marginal_entropy
 
 Logits = Callable[[Tree, Tensor], Tensor]
@@ -23,7 +21,7 @@ Logits = Callable[[Tree, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Memo(Predictor):
-    forgets: ClassVar[bool] = True
+    window = None
     views: int = 32  # 16 in FedTHE+
     steps: int = 3
     lr: float = 0.0005
@@ -35,24 +33,23 @@ class Memo(Predictor):
                 f"but they are {self.views}, {self.steps} and {self.lr}."
             )
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        seen = x.new_empty(0) if views is None else views  # no steps, no views
-        return Answers(self.answer(method.logits, mine, x, seen)), state
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        return Answers(samples.each(self.tuned, method, mine, samples.x)), state
 
-    def answer(self, logits: Logits, mine: Tree, x: Tensor, views: Tensor) -> Tensor:
-        """The logits of x after tuning on its views [steps, views, c, h, w]; `mine` stays as it is."""
+    def tuned(self, method: Method, mine: Tree, views: Tensor, x: Tensor) -> Tensor:
+        """The answer to one sample after tuning on its views."""
         with torch.no_grad():
-            return logits(self.tune(logits, mine, views), x)
+            return method.logits(self.tune(method.logits, mine, views), x)
 
     def tune(self, logits: Logits, params: Tree, views: Tensor) -> Tree:
-        """Everything that `logits` depends on, after a step of SGD on each set of views."""
+        """Everything that `logits` depends on, after a step of SGD on each set of views [steps, views, c, h, w]."""
 
         def loss(tuned: Tree, seen: Tensor) -> Tensor:
             return marginal_entropy(logits(tuned, seen))
 
         for seen in views:
-            slopes = differentiate(loss, params, seen)
-            params = tree.map_leaves(lambda leaf, slope: leaf.detach() - self.lr * slope, params, slopes)
+            gradients = differentiate(loss, params, seen)
+            params = tree.map_leaves(lambda leaf, gradient: leaf.detach() - self.lr * gradient, params, gradients)
         return params
 
     @property
@@ -62,17 +59,3 @@ class Memo(Predictor):
     @property
     def passes(self) -> tuple[int, int]:
         return self.steps * self.views + 1, self.steps * self.views
-
-
-def differentiate(loss: Callable[[Tree, Tensor], Tensor], params: Tree, x: Tensor) -> Tree:
-    """The gradient of loss(params, x) by params."""
-    flat = tree.flatten(params)
-    if any(map(is_functorch_wrapped_tensor, (x, *flat.values()))):
-        lifted: Tree = torch.func.grad(loss)(params, x)
-        return lifted
-    # plain autograd, which vmap does not allow: on the CPU a fifth faster than torch.func.grad
-    leaves = {name: leaf.detach().requires_grad_() for name, leaf in flat.items()}
-    with torch.enable_grad():
-        found = loss(tree.unflatten(leaves), x)
-        gradients = torch.autograd.grad(found, list(leaves.values()), materialize_grads=True, allow_unused=True)
-    return tree.unflatten(dict(zip(flat, gradients, strict=True)))

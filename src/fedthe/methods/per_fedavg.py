@@ -10,13 +10,11 @@ from torch import Tensor
 
 from .. import tree
 from ..errors import InputError
-from ..tree import Tree
-from ..types import Batch, Shard
-from .base import Fit, Method
+from .base import Batch, Fit, Fitted, Net, Rounds, Shard, Tree
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(Rounds):
     inner_lr: float = 0.01  # the lr of the fine-tuning to come
     first_order: bool = True  # the paper's Per-FedAvg (FO): the inner gradient counts as a constant
 
@@ -24,22 +22,20 @@ class PerFedAvg(Method):
         if self.inner_lr < 0:
             raise InputError(f"per_fedavg: inner_lr must not be negative, but it is {self.inner_lr}.")
 
-    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        return fit(self.loss, shared, shard)
+    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        return fit(self.meta_loss, shared)
 
-    def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        return fit(self.meta_loss, shared, shard)
-
-    def meta_loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
+    def meta_loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
         """The losses of half of the rows after a step on the other half; scaled, for the engine divides by all rows."""
         inner, outer = split(batch.weight)
-        here = tree.map_leaves(torch.detach, params) if self.first_order else params
-        slope = torch.func.grad(self._mean_loss)(here, batch, inner)
-        ahead = tree.map_leaves(lambda leaf, gradient: leaf - self.inner_lr * gradient, params, slope)
-        return self.loss(ahead, {}, batch) * outer * batch.weight.sum() / outer.sum().clamp(min=1)
 
-    def _mean_loss(self, params: Tree, batch: Batch, weight: Tensor) -> Tensor:
-        return (self.loss(params, {}, batch) * weight).sum() / weight.sum().clamp(min=1)
+        def mean_loss(params: Tree) -> Tensor:
+            return (self.loss(net, params, {}, batch) * inner).sum() / inner.sum().clamp(min=1)
+
+        here = tree.map_leaves(torch.detach, params) if self.first_order else params
+        gradient = torch.func.grad(mean_loss)(here)
+        ahead = tree.map_leaves(lambda leaf, g: leaf - self.inner_lr * g, params, gradient)
+        return self.loss(net, ahead, {}, batch) * outer * batch.weight.sum() / outer.sum().clamp(min=1)
 
 
 def split(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,13 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import InputError
-from ..tree import Tree
-from ..types import Shard
-from .base import Answers, Method, Predictor, Views
+from .base import Answers, Method, Predictor, Samples, Shard, Tree
 from .losses import entropy
 
 
@@ -20,6 +17,7 @@ from .losses import entropy
 class T3A(Predictor):
     """Each class has m slots, sorted by entropy; those with entropy inf are empty and hold zeros."""
 
+    window = None
     m: int = 50
 
     def __post_init__(self) -> None:
@@ -31,7 +29,6 @@ class T3A(Predictor):
             raise InputError(f"t3a needs a head of one linear layer, but head_layers is {method.net.head_layers}.")
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        self.check(method)
         rows = mine["head"]["out"]  # the first support of each class is its own weight vector
         doubt = entropy(method.net.head(mine["head"], rows))
         return {
@@ -39,12 +36,9 @@ class T3A(Predictor):
             "entropies": F.pad(doubt[:, None], (0, self.m - 1), value=float("inf")),  # [classes, m]
         }
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        return self.stream(method, mine, state, x, None)
-
-    def stream(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None) -> tuple[Answers, Tree]:
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         with torch.no_grad():
-            h = method.net.features(mine["body"], x)
+            h = method.net.features(mine["body"], samples.x)
             logits = method.net.head(mine["head"], h)
             supports, entropies = state["supports"].clone(), state["entropies"].clone()
             prototypes = F.normalize(supports.sum(1), dim=-1)

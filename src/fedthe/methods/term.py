@@ -9,23 +9,21 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..tree import Tree
-from ..types import Batch
-from .base import Method
+from .base import Batch, Net, Rounds, Tree
 
 NEVER = -1e30  # not -inf, which times a weight of 0 is nan: a batch may be nothing but padding
 
 
 @dataclass(frozen=True)
-class TERM(Method):
+class TERM(Rounds):
     tilt: float = 1.0
 
     def __post_init__(self) -> None:
         if self.tilt == 0:
-            raise InputError("term: tilt must not be 0; FedAvg is what it tends to there.")
+            raise InputError("term: tilt must not be 0; use fedavg, which is its limit.")
 
-    def loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
+    def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
         """log(mean(exp(tilt * loss))) / tilt over the real rows, the same for every row, so that it is its own mean."""
-        tilted = (self.tilt * super().loss(params, given, batch)).masked_fill(batch.weight == 0, NEVER)
+        tilted = (self.tilt * super().loss(net, params, given, batch)).masked_fill(batch.weight == 0, NEVER)
         rows = batch.weight.sum().clamp(min=1)
         return ((tilted.logsumexp(0) - torch.log(rows)) / self.tilt).expand(len(tilted))

@@ -4,13 +4,14 @@ sample get the same prediction."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..tree import Tree
-from .base import Answers, Method, Predictor, Views
+from .base import Answers, Method, Predictor, Samples, Tree
 from .head_ensemble import Search, descend, describe_heads, mix
+from .two_heads import heads
 
 CHUNK = 250  # samples whose views are in memory together
 
@@ -20,25 +21,23 @@ class TSA(Predictor):
     """On a model with two heads. The paper learns one weight for a whole test set that it has at hand; in a stream
     every sample gets its own, from 0.5 and one pair of views, by Adam, as in the FedTHE authors' comparison."""
 
+    needs: ClassVar[tuple[str, ...]] = ("personal",)
+    window = None
     steps: int = 10
     lr: float = 0.1
 
     def __post_init__(self) -> None:
         Search(self.steps, self.lr)  # refuses what cannot be searched with
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
-        return self.stream(method, mine, state, x, None if views is None else lambda _: views[None])
-
-    def stream(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Views | None) -> tuple[Answers, Tree]:
-        assert views is not None
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         search, weights = Search(self.steps, self.lr), []
         with torch.no_grad():
-            for rows in torch.arange(len(x)).split(CHUNK):
-                seen = views(rows)[:, 0].flatten(0, 1)  # [m * 2, c, h, w]
-                _, of_global, of_personal = method.heads(mine, seen)  # type: ignore[attr-defined]
+            for rows in torch.arange(len(samples.x)).split(CHUNK):
+                seen = samples.views(rows)[:, 0].flatten(0, 1)  # [m * 2, c, h, w]
+                _, of_global, of_personal = heads(method.net, mine, seen)
                 weights.append(agree(of_global.unflatten(0, (-1, 2)), of_personal.unflatten(0, (-1, 2)), search))
             e = torch.cat(weights)
-            _, of_global, of_personal = method.heads(mine, x)  # type: ignore[attr-defined]
+            _, of_global, of_personal = heads(method.net, mine, samples.x)
         return Answers(mix(e, of_global, of_personal), describe_heads(e, of_global, of_personal)), state
 
     @property
@@ -52,10 +51,10 @@ class TSA(Predictor):
 
 def agree(of_global: Tensor, of_personal: Tensor, search: Search) -> Tensor:
     """e [n], maximising the cosine similarity of both views' predictions by Adam; logits [n, 2, classes]."""
-    # in float64: where the heads agree, slopes nearly cancel, and Adam makes the rounding of float32 count
-    slope, dtype = torch.func.grad(lose_similarity), of_global.dtype
+    # in float64: where the heads agree, gradients nearly cancel, and Adam makes the rounding of float32 count
+    gradient, dtype = torch.func.grad(lose_similarity), of_global.dtype
     of_global, of_personal = of_global.double(), of_personal.double()
-    return descend(lambda e: slope(e, of_global, of_personal), of_global[:, 0, 0], search).to(dtype)
+    return descend(lambda e: gradient(e, of_global, of_personal), of_global[:, 0, 0], search).to(dtype)
 
 
 def lose_similarity(e: Tensor, of_global: Tensor, of_personal: Tensor) -> Tensor:

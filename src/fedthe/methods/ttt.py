@@ -1,10 +1,11 @@
-"""TTT, online (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231): a second head tells how an image was turned;
-before answering a sample, train it and the extractor to tell that of the sample, and keep what was learned."""
+"""TTT, online (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231): a second head predicts how an image was
+rotated. Before each answer, the extractor and that head take a step on rotations of the sample, and keep it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,14 +13,13 @@ from torch.nn import functional as F
 
 from .. import tree
 from ..errors import InputError
-from ..tree import Tree
-from ..types import Batch, Shard
-from .base import Answers, Fit, Method, Predictor
+from .base import Answers, Batch, Fit, Fitted, Method, Net, Personal, Predictor, Rounds, Samples, Shard, Tree
 from .losses import cross_entropy
 
 
 @dataclass(frozen=True)
 class Online(Predictor):
+    needs: ClassVar[tuple[str, ...]] = ("rotation",)
     lr: float = 0.001
     steps: int = 1
 
@@ -30,21 +30,21 @@ class Online(Predictor):
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         return {"body": mine["body"], "rotation": mine["rotation"]}
 
-    def step(self, method: Method, mine: Tree, state: Tree, x: Tensor, views: Tensor | None) -> tuple[Answers, Tree]:
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         for _ in range(self.steps):
-            gradients = torch.func.grad(lose_direction)(state, method, x)
-            state = tree.map_leaves(lambda leaf, slope: leaf - self.lr * slope, state, gradients)
+            gradients = torch.func.grad(rotation_loss)(state, method.net, samples.x)
+            state = tree.map_leaves(lambda leaf, gradient: leaf - self.lr * gradient, state, gradients)
         with torch.no_grad():
-            return Answers(method.logits(mine | state, x)), state
+            return Answers(method.logits(mine | state, samples.x)), state
 
     @property
     def passes(self) -> tuple[int, int]:
         return 4 * self.steps + 1, 4 * self.steps
 
 
-def lose_direction(params: Tree, method: Method, x: Tensor) -> Tensor:
+def rotation_loss(params: Tree, net: Net, x: Tensor) -> Tensor:
     """The mean loss on one sample [1, c, h, w] turned all four ways."""
-    h = method.net.features(params["body"], turn(x)[:, 0])
+    h = net.features(params["body"], turn(x)[:, 0])
     return cross_entropy(F.linear(h, params["rotation"]), torch.arange(4, device=x.device)).mean()
 
 
@@ -54,21 +54,18 @@ def turn(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TTT(Method):
-    predictor: Predictor = Online()
-
-    def init(self, params: Tree) -> tuple[Tree, Tree]:
+class TTT(Rounds, Personal):
+    def share(self, net: Net, params: Tree) -> Tree:
         # a linear head may start at zero: its rows part with the first step
-        shared = params | {"rotation": torch.zeros(4, self.net.feature_dim)}
-        return shared, shared
+        return params | {"rotation": torch.zeros(4, net.feature_dim)}
 
-    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Tree:
-        return fit(self.loss, shared, shard)
+    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        return fit(self.loss, shared)
 
-    def loss(self, params: Tree, given: Tree, batch: Batch) -> Tensor:
+    def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
         """Both tasks, equally. Rows are turned by their place in the batch, which is random: each way equally often."""
         rows = torch.arange(len(batch.x), device=batch.x.device)
         turned = turn(batch.x)[rows % 4, rows]
-        h, h_turned = self.net.features(params["body"], torch.cat([batch.x, turned])).chunk(2)
-        main = cross_entropy(self.net.head(params["head"], h), batch.y)
+        h, h_turned = net.features(params["body"], torch.cat([batch.x, turned])).chunk(2)
+        main = cross_entropy(net.head(params["head"], h), batch.y)
         return main + cross_entropy(F.linear(h_turned, params["rotation"]), rows % 4)

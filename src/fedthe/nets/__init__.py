@@ -8,12 +8,7 @@ from .cnn import CNN
 from .net import Net
 from .resnet_gn import ResNet20GN
 
-__all__ = ["CCT4", "CNN", "NETS", "Net", "ResNet20GN", "takes_width"]
+__all__ = ["CCT4", "CNN", "NETS", "Net", "ResNet20GN"]
 
 NETS: dict[str, type[Net]] = {"cnn": CNN, "resnet20_gn": ResNet20GN, "cct4": CCT4}
 NETS |= load_plugins("fedthe.nets", NETS)
-
-
-def takes_width(name: str) -> bool:
-    """Whether a network can be made wider."""
-    return "width" in getattr(NETS[name], "__dataclass_fields__", {})  # one of a plugin need not be a dataclass

@@ -21,9 +21,7 @@ class CNN(Net):
 
     @property
     def _flat(self) -> int:
-        side = self.size
-        for _ in range(2):
-            side = (side - 4) // 2  # a 5x5 window without padding, then one pixel of every 2x2
+        side = (self.size - 12) // 4  # twice: a 5x5 kernel takes 4 pixels, then the pool halves the side
         return 64 * side * side
 
     @property
@@ -39,7 +37,7 @@ class CNN(Net):
         return starts | {"fc": fan_in(64, self._flat)} if self.head_layers == 1 else starts
 
     def features(self, body: Tree, x: Tensor) -> Tensor:
-        # relu after the pool: the same values and gradients as before it, on a quarter of the pixels
+        # ReLU after the pool: same values and gradients as before it, on a quarter of the pixels
         for name in ("conv1", "conv2"):
             x = F.relu(F.max_pool2d(F.conv2d(x, body[name]), 2))
         h = x.flatten(1)

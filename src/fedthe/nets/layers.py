@@ -1,7 +1,7 @@
-"""Layers that are several of torch's and that an engine may do in one kernel.
+"""Layers made of several of torch's, which an engine may run as one kernel.
 
-Each is a plain function of tensors. As torch's own functions do, it first asks whether a mode wants to take over the
-call: `engine.stacked_ops` does, on a GPU.
+Each is a plain function of tensors. Like torch's own functions, it first lets an active mode take over the call:
+`engine.ops.mode` does, on a GPU.
 """
 
 from __future__ import annotations
@@ -17,56 +17,52 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 Made = TypeVar("Made")
 
+PLAIN: dict[Callable[..., Any], Callable[..., Any]] = {}  # by layer: the function that asks no mode
 
-def _offered(plainly: Callable[..., Made]) -> Callable[..., Made]:
-    @wraps(plainly)
+
+def _overridable(plain: Callable[..., Made]) -> Callable[..., Made]:
+    @wraps(plain)
     def layer(*args: Any, **kwargs: Any) -> Made:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if has_torch_function(tensors):  # also where any mode is on
+        if has_torch_function(tensors):  # also if any mode is active
             return handle_torch_function(layer, tensors, *args, **kwargs)
-        return plainly(*args, **kwargs)
+        return plain(*args, **kwargs)
 
+    PLAIN[layer] = plain
     return layer
 
 
-def conv_beside_plainly(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> tuple[Tensor, Tensor]:
-    """A convolution of x, and x once more, for what goes past it: both gradients by x can then be added in one go."""
+@_overridable
+def conv_residual(x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> tuple[Tensor, Tensor]:
+    """A convolution of x, and x itself as the residual: a kernel can then add up both gradients of x."""
     return F.conv2d(x, weight, stride=stride, padding=padding), x
 
 
-conv_beside = _offered(conv_beside_plainly)
-
-
-def norm_relu_plainly(
-    x: Tensor, groups: int, weight: Tensor, bias: Tensor, beside: Tensor | None = None, eps: float = 1e-5
+@_overridable
+def norm_relu(
+    x: Tensor, groups: int, weight: Tensor, bias: Tensor, residual: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """The relu of x [n, c, h, w] normalised in groups, plus what is beside it."""
+    """The ReLU of the group norm of x [n, c, h, w], plus a residual before the ReLU."""
     y = F.group_norm(x, groups, weight, bias, eps)
-    return F.relu(y if beside is None else y + beside)
+    return F.relu(y if residual is None else y + residual)
 
 
-norm_relu = _offered(norm_relu_plainly)
-
-
-def add_positions_plainly(x: Tensor, positions: Tensor) -> Tensor:
-    """Tokens x [n, tokens, dim] plus a parameter for the position of each, [tokens, dim]"""
+@_overridable
+def add_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """Tokens x [n, tokens, dim] plus the parameters of their positions, [tokens, dim]"""
     return x + positions
 
 
-add_positions = _offered(add_positions_plainly)
+@_overridable
+def linear_add(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return residual + F.linear(x, weight, bias)
 
 
-def linear_add_plainly(beside: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return beside + F.linear(x, weight, bias)
-
-
-linear_add = _offered(linear_add_plainly)
-
-
-def attend_plainly(qkv: Tensor, heads: int) -> Tensor:
-    """Attention of tokens to each other: queries, keys and values [n, tokens, 3 * dim] -> [n, tokens, dim]"""
-    # Written out: the fused attention has no rule for vmap on the CPU. Head by head: their parts of q, k and v are
-    # views that a matrix product takes as they lie.
+@_overridable
+def attend(qkv: Tensor, heads: int) -> Tensor:
+    """Self-attention: queries, keys and values [n, tokens, 3 * dim] -> [n, tokens, dim]"""
+    # Written out: fused attention has no vmap rule on the CPU. Head by head: their slices of q, k and v are views that
+    # a matrix product takes without a copy.
     width = qkv.shape[-1] // (3 * heads)
     parts = qkv.split(width, -1)  # each [n, tokens, width]
     mixed = []
@@ -74,6 +70,3 @@ def attend_plainly(qkv: Tensor, heads: int) -> Tensor:
         scores = (q @ k.transpose(-1, -2)) * width**-0.5  # [n, tokens, tokens]
         mixed.append(scores.softmax(-1) @ v)
     return torch.cat(mixed, -1)
-
-
-attend = _offered(attend_plainly)

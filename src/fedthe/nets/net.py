@@ -1,7 +1,7 @@
-"""A network is two pure functions of a tree of parameters: features() of a body and head() of a head.
+"""A network is two pure functions of a tree of parameters: features() of the body and head() of the head.
 
-Nothing is hidden: no buffers, no running statistics, no random numbers in the forward pass. So a network can be stacked
-and lifted over clients by vmap, and the same parameters give the same answer everywhere.
+There is no hidden state: no buffers, no running statistics, no random numbers in the forward pass. So vmap can run a
+network for many clients at once, and the same parameters give the same answer everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..tree import Tree, unflatten
 
 @dataclass(frozen=True)
 class Start:
-    """How one parameter starts: uniform in (-scale, scale), normal with that deviation, or all equal to scale."""
+    """How to initialize a parameter: uniform in (-scale, scale), normal with that standard deviation, or constant."""
 
     kind: Literal["uniform", "normal", "constant"]
     scale: float
@@ -44,17 +44,17 @@ def fan_in(*shape: int) -> Start:
 
 
 def norm(name: str, width: int) -> dict[str, Start]:
-    """The scale and offset of a normalisation."""
+    """The weight and bias of a norm."""
     return {f"{name}.weight": Start("constant", 1.0, (width,)), f"{name}.bias": Start("constant", 0.0, (width,))}
 
 
 @dataclass(frozen=True)
 class Net(ABC):
-    """Images are floats [n, channels, size, size] in [-1, 1]. A layer without bias is its weight, no dict around it.
+    """Images are floats [n, channels, size, size] in [-1, 1]. A layer without bias is its weight, without a dict.
 
-    `head_layers=2` is the paper's study of a deeper head: linear, relu, linear. The CNN ends its body in a linear layer
-    and a relu, which then move to the head, so the whole network stays the same; the others have none to give, so
-    theirs gets a new layer as wide as the features.
+    `head_layers=2` is the paper's study of a deeper head: linear, ReLU, linear. The CNN's body ends with a linear layer
+    and a ReLU, which then move to the head, so the network as a whole stays the same. The others' bodies do not, so
+    their heads get a new layer, as wide as the features.
     """
 
     classes: int
@@ -82,7 +82,7 @@ class Net(ABC):
 
     @abstractmethod
     def body_starts(self) -> dict[str, Start]:
-        """How the body starts, by dotted name."""
+        """How to initialize the body, by dotted name."""
 
     def head_starts(self) -> dict[str, Start]:
         if self.head_layers == 1:
@@ -90,11 +90,15 @@ class Net(ABC):
         return {"hidden": fan_in(self.hidden_dim, self.feature_dim), "out": fan_in(self.classes, self.hidden_dim)}
 
     def init(self, seed: int) -> Tree:
-        """{"body": ..., "head": ...}; each parameter is keyed by its name, so it does not depend on the others."""
+        """{"body": ..., "head": ...}; each parameter has a random key of its own, made of the seed and its name."""
         return unflatten({name: start.draw(rng.key(seed, "init", name)) for name, start in self.starts().items()})
 
+    def zeros(self) -> Tree:
+        """All parameters as zeros, for their names and shapes."""
+        return unflatten({name: torch.zeros(start.shape) for name, start in self.starts().items()})
+
     def starts(self) -> dict[str, Start]:
-        """How every parameter starts, by dotted name."""
+        """How to initialize every parameter, by dotted name."""
         body = {f"body.{name}": start for name, start in self.body_starts().items()}
         return body | {f"head.{name}": start for name, start in self.head_starts().items()}
 

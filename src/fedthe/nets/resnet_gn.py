@@ -1,6 +1,6 @@
-"""ResNet20 for small images (He et al., https://arxiv.org/abs/1512.03385, section 4.2) with group norm for batch norm.
+"""ResNet20 for small images (He et al., https://arxiv.org/abs/1512.03385, section 4.2), with group norm for batch norm.
 
-Where the shape changes, the shortcut is a 1x1 convolution and a norm (their option B), as the FedTHE authors have it.
+Where the shape changes, the shortcut is a 1x1 convolution and a norm (their option B), as in the FedTHE authors' code.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..tree import Tree
-from .layers import conv_beside, norm_relu
+from .layers import conv_residual, norm_relu
 from .net import Net, Start, norm
 
-WIDEST = 64  # a billion parameters for each client
+WIDEST = 64  # a billion parameters per client
 
 
 def _conv(out: int, into: int, side: int) -> Start:
@@ -56,19 +56,13 @@ class ResNet20GN(Net):
                 starts |= {f"{name}.short": _conv(out, into, 1)} | norm(f"{name}.short_norm", out)
         return starts
 
-    def _norm(self, x: Tensor, params: Tree) -> Tensor:
-        return F.group_norm(x, self.groups, params["weight"], params["bias"])
-
-    def _norm_relu(self, x: Tensor, params: Tree, beside: Tensor | None = None) -> Tensor:
-        return norm_relu(x, self.groups, params["weight"], params["bias"], beside)
-
     def features(self, body: Tree, x: Tensor) -> Tensor:
-        x = self._norm_relu(F.conv2d(x, body["conv"], padding=1), body["norm"])
+        x = norm_relu(F.conv2d(x, body["conv"], padding=1), self.groups, **body["norm"])
         for name, into, out in self._blocks():
             block, stride = body[name], 1 if into == out else 2
-            y, x = conv_beside(x, block["conv1"], stride=stride, padding=1)
-            y = self._norm_relu(y, block["norm1"])
+            y, x = conv_residual(x, block["conv1"], stride=stride, padding=1)
+            y = norm_relu(y, self.groups, **block["norm1"])
             if into != out:
-                x = self._norm(F.conv2d(x, block["short"], stride=stride), block["short_norm"])
-            x = self._norm_relu(F.conv2d(y, block["conv2"], padding=1), block["norm2"], beside=x)
+                x = F.group_norm(F.conv2d(x, block["short"], stride=stride), self.groups, **block["short_norm"])
+            x = norm_relu(F.conv2d(y, block["conv2"], padding=1), self.groups, **block["norm2"], residual=x)
         return x.mean((2, 3))

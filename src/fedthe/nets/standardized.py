@@ -1,8 +1,8 @@
-"""A network whose images first get mean 0 and deviation 1 in every channel.
+"""A network that first scales its images to mean 0 and standard deviation 1 in every channel.
 
-The paper says that inputs are in [-1, 1]; the code of its authors does this instead (`pcode/create_dataset.py` of
-https://github.com/LINs-lab/FedTHE). A network without biases then starts with logits about twice as large, and so
-learns in larger steps.
+The paper says that inputs are in [-1, 1], but its authors' code does this (`pcode/create_dataset.py` in
+https://github.com/LINs-lab/FedTHE). A network without biases then starts with logits about twice as large, and takes
+larger steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Standardized(Net):
         return self.inner.head_starts()
 
     def features(self, body: Tree, x: Tensor) -> Tensor:
-        # by plain numbers: a GPU's graph cannot take a tensor from the host
+        # with Python numbers: a CUDA graph cannot copy a tensor from the host
         channels = zip(x.unbind(1), self.means, self.deviations, strict=True)
         return self.inner.features(
             body, torch.stack([(each - mean) / deviation for each, mean, deviation in channels], 1)

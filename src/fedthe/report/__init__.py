@@ -1,1 +1,1 @@
-"""What a run has found, for people: one page to open and to send, and the same numbers in other formats."""
+"""Reports on runs: one HTML page, the same numbers in other formats, and comparisons."""

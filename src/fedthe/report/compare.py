@@ -1,9 +1,9 @@
-"""Two runs side by side: what changed, whether on the same clients, and what was set differently."""
+"""Compare two runs: differences in accuracy, paired by client where both have the same clients, and in settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -12,24 +12,23 @@ from ..errors import InputError
 from ..text import clean, say_value
 from . import cells
 from .data import Shown
-from .formats import LONGEST, escape_markdown, write_markdown_table
+from .formats import LONGEST
 
 if TYPE_CHECKING:
     from ..study.show import Grid
 
-WHERE = ("name", "out", "keep", "checkpoint_seconds", "methods")  # settings that move no number, or are told apart
-UNSET = "nothing"
+WHERE = ("name", "out", "keep", "checkpoint_seconds", "methods")  # settings that change no number
 
 
 @dataclass(frozen=True)
 class Change:
-    """One method on one test, in percent. Paired, all of it is over the clients of the seeds that both runs share."""
+    """Accuracy (%) of one method on one test in both runs; if paired, over the clients that both have."""
 
     a: float
     b: float
     more: float  # b - a
-    pairs: int  # clients that both runs have; 0 is unpaired
-    error: float | None = None  # of `more`: its standard error over clients and seeds
+    pairs: int  # clients that both runs have; 0 if unpaired
+    error: float | None = None  # the standard error of `more` over clients and seeds
     gained: int = 0  # clients on which b is better
     lost: int = 0
 
@@ -37,32 +36,35 @@ class Change:
 @dataclass(frozen=True)
 class Comparison:
     names: tuple[str, str]
-    methods: Mapping[str, str]  # that both have, by id: what they are called
+    methods: Mapping[str, str]  # in both runs: display names by id
     tests: Mapping[str, str]
     changes: Mapping[str, Mapping[str, Change]]  # by method and test
-    seeds: Sequence[str]  # in which both have the same clients, by their manifests
-    apart: Sequence[str]  # seeds that only one has, or whose clients differ
+    seeds: Sequence[str]  # with the same manifest, so the same clients
+    apart: Sequence[str]  # the other seeds: in one run only, or with different clients
     settings: Mapping[str, tuple[Any, Any]]  # that differ
-    only: tuple[Sequence[str], Sequence[str]]  # methods and tests of one alone, by name
-    renamed: Mapping[str, tuple[str, str]]  # tests that both have, and that are not the same
+    only: tuple[Sequence[str], Sequence[str]]  # names of methods and tests in one run only
+    renamed: Mapping[str, tuple[str, str]]  # tests with the same id but different names
 
 
 def compare(a: Shown, b: Shown) -> Comparison:
-    """What b is above a, for every method and test that both have."""
+    """The difference b - a for each method and test in both."""
     first, second = cells.number_names([clean(a.name), clean(b.name)])
-    names = first, second
     seeds, apart = _match_seeds(a, b)
-    methods = _share("method", names, a.methods, b.methods, (a.scores, b.scores))
-    tests = _share("test", names, a.tests, b.tests, (_list_tests(a), _list_tests(b)))
+    answered = [{test for scores in run.scores.values() for test in scores} for run in (a, b)]
+    methods = {m: name for m, name in a.methods.items() if m in b.methods and m in a.scores and m in b.scores}
+    tests = {t: name for t, name in a.tests.items() if t in b.tests and t in answered[0] and t in answered[1]}
+    for kind, shared in (("method", methods), ("test", tests)):
+        if not shared:
+            raise InputError(f"{first} and {second} share no {kind}, so there is nothing to compare.")
     changes: dict[str, dict[str, Change]] = {}
     for method in methods:
         for test in tests:
             if test in a.scores[method] and test in b.scores[method]:
                 changes.setdefault(method, {})[test] = _measure_change(a, b, method, test, seeds)
     if not changes:
-        raise InputError(f"{names[0]} and {names[1]} share no method that answered the same test in both.")
+        raise InputError(f"{first} and {second} share no method that answered the same test in both.")
     return Comparison(
-        names=names,
+        names=(first, second),
         methods={method: methods[method] for method in changes},
         tests={test: name for test, name in tests.items() if any(test in row for row in changes.values())},
         changes=changes,
@@ -75,38 +77,29 @@ def compare(a: Shown, b: Shown) -> Comparison:
 
 
 def lay_out(comparison: Comparison) -> Grid:
-    """A line for every method and test: a, b, b - a with its error, and how many clients gained and lost."""
+    """A row for each method and test: a, b, b - a ± its standard error, and clients that gained and lost."""
     rows = []
     for method, changes in comparison.changes.items():
         for test, change in changes.items():
             name = f"{clean(comparison.methods[method], 30)}, {clean(comparison.tests[test], 40)}"
-            numbers = cells.say_number(change.a), cells.say_number(change.b), _say_more(change)
+            error = "" if change.error is None else f" ± {change.error:.1f}"
             counts = f"{change.gained} / {change.lost}" if change.pairs else cells.NOTHING
+            numbers = cells.say_number(change.a), cells.say_number(change.b), cells.say_change(change.more) + error
             rows.append([name, *numbers, counts])
     return ["", *comparison.names, "difference", "up / down"], rows
 
 
-def write_markdown(comparison: Comparison) -> str:
-    """The same, and below it what a reader must know."""
-    a, b = map(escape_markdown, comparison.names)
-    head, rows = lay_out(comparison)
-    table = write_markdown_table([*map(escape_markdown, head)], [[escape_markdown(row[0]), *row[1:]] for row in rows])
-    remarks = [f"- {escape_markdown(remark)}" for remark in list_remarks(comparison)]
-    return "\n\n".join([f"# {b} beside {a}", table, "\n".join(remarks)]) + "\n"
-
-
 def list_remarks(comparison: Comparison) -> list[str]:
-    """What a reader of the differences must know, with the most important first."""
+    """What readers must know about the differences, the most important first."""
     a, b = comparison.names
     remarks = [_say_pairing(comparison)]
-    remarks += [f"{test} is {ours} in {a}, and {theirs} in {b}." for test, (ours, theirs) in comparison.renamed.items()]
+    remarks += [f"{test} is {ours} in {a} and {theirs} in {b}." for test, (ours, theirs) in comparison.renamed.items()]
     for setting, (before, after) in comparison.settings.items():
         remarks.append(f"{setting}: {_say_setting(before)} in {a}, {_say_setting(after)} in {b}.")
     if not comparison.settings:
         remarks.append("No setting differs.")
-    remarks += [
-        f"Only in {name}: {', '.join(own)}." for name, own in zip(comparison.names, comparison.only, strict=True) if own
-    ]
+    only = zip(comparison.names, comparison.only, strict=True)
+    remarks += [f"Only in {name}: {', '.join(own)}." for name, own in only if own]
     return [clean(remark, LONGEST) for remark in remarks]
 
 
@@ -122,9 +115,9 @@ def _say_pairing(comparison: Comparison) -> str:
         "these clients, ± its standard error over clients and seeds."
     )
     if comparison.apart:
-        said += f" Left out, for only one run has it or its clients differ: {_say_seeds(comparison.apart)}."
+        said += f" Left out, because in one run only or with different clients: {_say_seeds(comparison.apart)}."
     if not all(change.pairs for change in changes):
-        said += " A difference without a count of clients is not paired, and over all seeds."
+        said += " Differences without client counts are unpaired and over all seeds."
     return said
 
 
@@ -132,39 +125,16 @@ def _say_seeds(seeds: Sequence[str]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}"
 
 
-def _say_more(change: Change) -> str:
-    return cells.say_change(change.more) + (f" ± {change.error:.1f}" if change.error is not None else "")
-
-
 def _say_setting(value: Any) -> str:
-    if _is_unset(value):
-        return UNSET
-    return say_value(value)
+    return "unset" if _is_unset(value) else say_value(value)
 
 
 def _match_seeds(a: Shown, b: Shown) -> tuple[list[str], list[str]]:
-    """Seeds whose manifests, so clients, are the same; and the others."""
+    """Seeds with the same manifest in both runs, and the others."""
     ours, theirs = (shown.provenance.get("manifests") or {} for shown in (a, b))
     every = dict.fromkeys(str(seed) for seed in (*a.seeds, *b.seeds))
     same = [seed for seed in every if seed in ours and ours[seed] == theirs.get(seed)]
     return same, [seed for seed in every if seed not in same]
-
-
-def _share(
-    kind: str,
-    runs: tuple[str, str],
-    ours: Mapping[str, str],
-    theirs: Mapping[str, str],
-    measured: tuple[Iterable[str], Iterable[str]],
-) -> dict[str, str]:
-    shared = {each: name for each, name in ours.items() if each in theirs and all(each in some for some in measured)}
-    if not shared:
-        raise InputError(f"{runs[0]} and {runs[1]} share no {kind}, so there is nothing to compare.")
-    return shared
-
-
-def _list_tests(shown: Shown) -> set[str]:
-    return {test for scores in shown.scores.values() for test in scores}
 
 
 def _list_own(one: Shown, other: Shown) -> list[str]:
@@ -178,7 +148,7 @@ def _list_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dic
 
 
 def _is_unset(value: Any) -> bool:
-    """An empty list is as good as none."""
+    """An empty list counts as unset."""
     return value is None or value in ("", [], ())
 
 
@@ -188,17 +158,11 @@ def _measure_change(a: Shown, b: Shown, method: str, test: str, seeds: Sequence[
     if not pairs:
         before, after = a.scores[method][test].mean, b.scores[method][test].mean
         return Change(before, after, after - before, pairs=0)
-    differences = [after - before for before, after in pairs]
+    more = [after - before for before, after in pairs]
     before, after = (fmean(fmean(pair[i] for pair in some) for some in by_seed) for i in (0, 1))  # as in all tables
-    return Change(
-        before,
-        after,
-        after - before,
-        len(pairs),
-        stdev(differences) / math.sqrt(len(pairs)) if len(pairs) > 1 else None,
-        sum(each > 0 for each in differences),
-        sum(each < 0 for each in differences),
-    )
+    error = stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None
+    gained, lost = sum(each > 0 for each in more), sum(each < 0 for each in more)
+    return Change(before, after, after - before, len(pairs), error, gained, lost)
 
 
 def _pair_clients(a: Shown, b: Shown, method: str, test: str, seed: str) -> list[tuple[float, float]]:

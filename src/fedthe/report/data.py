@@ -1,4 +1,4 @@
-"""What a report shows, as plain values, so that every format shows the same. `gather.py` fills it."""
+"""What a report shows, as plain values: all formats read only this. `gather.py` fills it."""
 
 from __future__ import annotations
 
@@ -6,60 +6,59 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-BINS = 40  # of the weights of the personal head, from 0 to 1
+BINS = 40  # of the histogram of the personal head's weight, from 0 to 1
 
-Percents = Sequence[float | None]  # of client 0, 1, ...; None where a client has no such test
+Percents = Sequence[float | None]  # accuracy of client 0, 1, ...; None if the client lacks the test
 
 
 @dataclass(frozen=True)
 class Score:
-    """One method on one test: percent right."""
+    """The accuracy (%) of one method on one test."""
 
     mean: float  # over clients, then over seeds
-    std: float | None  # of the mean over clients, over seeds; None for one seed
-    worst: float  # the worst client's, the mean over seeds
+    std: float | None  # over seeds, of the mean over clients; None for one seed
+    worst: float  # the worst client's, mean over seeds
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an answer takes, per sample. None is not known."""
+    """The cost of an answer, per sample; None if unknown."""
 
-    ms: float | None
-    forward: float | None
-    backward: float | None
-    peak_mib: float | None
+    ms: float | None = None
+    forward: float | None = None  # passes through the network
+    backward: float | None = None
 
 
 @dataclass(frozen=True)
 class Paper:
-    """The paper's numbers, where the settings are those of one of its tables."""
+    """The paper's numbers for a run with the settings of one of its tables."""
 
     table: str
     title: str
-    cells: Mapping[str, Mapping[str, tuple[float, float]]]  # by method and test, where both measured the same
-    remarks: Sequence[str]  # what a reader must know before comparing
+    cells: Mapping[str, Mapping[str, tuple[float, float]]]  # mean and std by method and test, on the same data
+    remarks: Sequence[str]  # what to know before comparing
 
 
 @dataclass(frozen=True)
-class Clients:
-    """The clients of one seed. Those of another seed hold other rows: client 3 of two seeds has nothing in common."""
+class SeedClients:
+    """The clients of one seed. Seeds share no clients: client 3 of another seed holds other rows."""
 
-    mix: Sequence[Sequence[int]]  # [clients][classes] rows; [] where nobody knows
+    mix: Sequence[Sequence[int]]  # [clients][classes] rows; [] if unknown
     scores: Mapping[str, Mapping[str, Percents]]  # by method and test
     heads: Mapping[str, Mapping[str, Mapping[str, Percents]]]  # by method, test and "global" or "personal"
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How much the personal head counts (1 - e), over all samples of a test."""
+    """The weight of the personal head (1 - e) over all samples of a test."""
 
-    shares: Sequence[float]  # [BINS] of samples, their sum is 1
+    shares: Sequence[float]  # [BINS] of the samples; their sum is 1
     mean: float
 
 
 @dataclass(frozen=True)
 class Losses:
-    """A federated training, and its mean local loss after every round."""
+    """The mean local loss of a federated training after each round."""
 
     methods: Sequence[str]
     seed: int
@@ -75,7 +74,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Example:
-    """A sample, and who said what. Classes are indices."""
+    """A sample and its predictions. Classes are indices."""
 
     test: str
     client: int
@@ -93,26 +92,27 @@ class Shown:
 
     name: str
     sentence: str  # what ran
-    methods: Mapping[str, str]  # by id, in order: what they are called in front of people
-    tests: Mapping[str, str]
+    methods: Mapping[str, str]  # display names by id, in order
+    tests: Mapping[str, str]  # likewise
     seeds: Sequence[int]
-    scores: Mapping[str, Mapping[str, Score]]  # by method and test; what failed is not there
+    scores: Mapping[str, Mapping[str, Score]]  # by method and test; without those that failed
     costs: Mapping[str, Cost]
     paper: Paper | None
-    classes: Sequence[str]  # names, of users; [] where nobody knows
-    clients: Mapping[str, Clients]  # by seed
-    weights: Mapping[str, Mapping[str, Weights]]  # by method and test
-    losses: Sequence[Losses]
-    curves: Mapping[str, Mapping[str, Curve]]  # by method and test: percent right after so many rounds
-    examples: Sequence[Example]
+    clients: Mapping[str, SeedClients]  # by seed
     notes: Sequence[str]
     failures: Mapping[str, str]
     provenance: Mapping[str, Any]  # command, seconds, environment, config, manifests, trainings
+    # a record of a table has none of these
+    classes: Sequence[str] = ()  # names
+    weights: Mapping[str, Mapping[str, Weights]] = field(default_factory=dict)  # by method and test
+    losses: Sequence[Losses] = ()
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)  # accuracy by round, by method and test
+    examples: Sequence[Example] = ()
 
 
 @dataclass(frozen=True)
 class Page:
     title: str
     shown: Sequence[Shown]
-    figures: Sequence[Mapping[str, Any]] = field(default=())  # records of `fedthe figure`
-    notes: Sequence[str] = field(default=())  # what is left out
+    figures: Sequence[Mapping[str, Any]] = ()  # records of `fedthe figure`
+    notes: Sequence[str] = ()  # what is left out

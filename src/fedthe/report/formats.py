@@ -5,85 +5,76 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..text import flatten
 from . import cells
-from .data import Page, Paper, Shown
+from .data import Cost, Page, Paper, Shown
 from .headline import say_finding
 
-LONGEST = 2000  # characters of a sentence of a user's that are shown
-MARKDOWN = {
-    **{mark: f"\\{mark}" for mark in "\\|`*_[]#~$"},
-    "&": "&amp;",  # as entities, for they are text to every reader of Markdown
-    "<": "&lt;",
-    ">": "&gt;",
-}
-LATEX = {
-    **{mark: f"\\{mark}" for mark in "_&%$#{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",  # these three are other characters in LaTeX's own fonts
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    **{mark: f"{{{mark}}}" for mark in "[]*"},  # after the \\ that ends a row they would belong to it
-    "±": r"$\pm$",
-    "\N{REPLACEMENT CHARACTER}": "?",
-}
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # with these a spreadsheet starts a formula
+LONGEST = 2000  # characters of a user's text
+MARKDOWN = str.maketrans(
+    {mark: f"\\{mark}" for mark in "\\|`*_[]#~$"}
+    | {"&": "&amp;", "<": "&lt;", ">": "&gt;"}  # entities, which every Markdown reader shows as text
+)
+LATEX = str.maketrans(
+    {mark: f"\\{mark}" for mark in "_&%$#{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # LaTeX's own fonts show other characters
+    | {mark: f"{{{mark}}}" for mark in "[]*"}  # after the \\ that ends a row, LaTeX reads these as its argument
+    | {"±": r"$\pm$", "\N{REPLACEMENT CHARACTER}": "?"}
+)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet reads these as the start of a formula
 
 
 @dataclass(frozen=True)
-class Cell:
+class TextCell:
     text: str  # digits and signs: nothing to escape
     best: bool = False
 
 
-NOTHING = Cell(cells.NOTHING)
+NOTHING = TextCell(cells.NOTHING)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A table with a row for every method."""
+    """A table with a row for each method."""
 
     title: str
-    about: str  # what a reader of its numbers must know
-    head: Mapping[str, str]  # what the columns are called, by test; keys with spaces are no tests
-    rows: Sequence[tuple[str, Sequence[Cell]]]  # a method's name, and its cells
+    about: str  # what its numbers are
+    head: Mapping[str, str]  # column titles by test; keys with spaces are not tests
+    rows: Sequence[tuple[str, Sequence[TextCell]]]  # the name of a method, and its cells
 
 
 def write_markdown(page: Page) -> str:
-    """Tables for a README or an issue: ours with costs, the worst client's, and the paper's."""
-    parts = [f"# {escape_markdown(page.title)}", *map(escape_markdown, page.notes)]
+    """Tables for a README or an issue: accuracy and costs, the worst client, and the paper's numbers."""
+    parts = [f"# {_escape_markdown(page.title)}", *map(_escape_markdown, page.notes)]
     for shown in page.shown:
-        parts += [f"## {escape_markdown(shown.name)}", escape_markdown(say_finding(shown))]
-        parts += [escape_markdown(shown.sentence)]
+        parts += [f"## {_escape_markdown(shown.name)}", *map(_escape_markdown, (say_finding(shown), shown.sentence))]
         for block in lay_out(shown):
-            parts += [escape_markdown(f"{block.title}. {block.about}"), _write_markdown_block(block)]
-        parts += ["\n".join(f"- {escape_markdown(remark)}" for remark in list_remarks(shown))]
+            parts += [_escape_markdown(f"{block.title}. {block.about}"), _write_markdown_table(block)]
+        parts.append("\n".join(f"- {_escape_markdown(remark)}" for remark in list_remarks(shown)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def write_latex(page: Page) -> str:
-    """A table for a paper from every run, with the worst client's numbers and the paper's below ours."""
+    """A table for each run, with the worst client's and the paper's numbers below ours."""
     parts = [
         r"% Needs \usepackage{booktabs}. Names beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."
     ]
     labels: list[str] = []
     for shown in page.shown:
-        labels.append(_make_label(shown.name, labels))
+        name = re.sub(r"[^a-z0-9]+", "-", shown.name.lower()).strip("-") or "run"
+        labels.append(cells.find_free(f"tab:{name}", labels))
         parts.append(_write_latex_table(shown, labels[-1]))
     return "\n\n".join(parts) + "\n"
 
 
 def write_csv(page: Page) -> str:
-    """What every client got right, one line each: run, seed, client, method, test, percent.
+    """The accuracy of each client, one line each, as pandas and pivot tables want it.
 
-    That is the form that pandas groups and spreadsheets pivot: means, deviations over seeds and worst clients follow
-    from it, and the other formats show them. A client without a test has no line for it. Line ends are CR LF, as
-    RFC 4180 has them: write it with newline="".
+    A client that lacks a test has no line for it. Lines end with CR LF, as in RFC 4180: write the file with newline="".
     """
     file = io.StringIO()
     lines = csv.writer(file)
@@ -103,93 +94,87 @@ FORMATS: dict[str, Callable[[Page], str]] = {"md": write_markdown, "latex": writ
 
 
 def lay_out(shown: Shown) -> list[Block]:
-    """The tables of a run. That of the paper is there where the settings are the paper's."""
+    """The tables of a run; with the paper's if the run has the settings of one of its tables."""
     blocks = [_lay_out_scores(shown), _lay_out_worst(shown)]
     return [*blocks, _lay_out_paper(shown, shown.paper)] if shown.paper and shown.paper.cells else blocks
 
 
 def _lay_out_scores(shown: Shown) -> Block:
-    best, averages = cells.find_best(shown), cells.average_all(shown)
-    best_average = cells.pick_best(averages)
+    averages, said = cells.average_all(shown), _say_tests(shown, "mean")
+    best = cells.pick_best(averages)
     rows = []
     for method, name in shown.methods.items():
-        scores, cost = shown.scores.get(method, {}), shown.costs.get(method)
-        said = [
-            Cell(cells.say(scores[test]), method in best[test]) if test in scores else NOTHING for test in shown.tests
-        ]
-        average = Cell(cells.say_number(averages[method]), method in best_average) if method in averages else NOTHING
-        rows.append((name, [*said, average, Cell(cells.say_ms(cost)), Cell(cells.say_passes(cost))]))
-    over = ", ± the standard deviation over seeds" if len(shown.seeds) > 1 else ""
-    about = f"The mean over clients{over}; ms and passes (forward + backward) are per sample."
+        cost = shown.costs.get(method, Cost())
+        mean = TextCell(cells.say_number(averages.get(method)), method in best)
+        rows.append((name, [*said[method], mean, TextCell(cells.say_ms(cost)), TextCell(cells.say_passes(cost))]))
+    over = " ± standard deviation over seeds" if len(shown.seeds) > 1 else ""
+    about = f"Mean over clients{over}; ms and passes (forward + backward) per sample."
     head = {**shown.tests, "average over tests": "average", "ms per sample": "ms", "passes per sample": "passes"}
-    return Block("Percent right", about, head, rows)
+    return Block("Accuracy (%)", about, head, rows)
 
 
 def _lay_out_worst(shown: Shown) -> Block:
-    worst = {test: cells.list_worst(shown, test) for test in shown.tests}
-    best = {test: cells.pick_best(numbers) for test, numbers in worst.items()}
-    rows = []
-    for method, name in shown.methods.items():
-        said = [
-            Cell(cells.say_number(numbers[method]), method in best[test]) if method in numbers else NOTHING
-            for test, numbers in worst.items()
-        ]
-        rows.append((name, said))
-    return Block("The worst client", "The mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)
+    said = _say_tests(shown, "worst")
+    rows = [(name, said[method]) for method, name in shown.methods.items()]
+    return Block("Worst client", "Mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)
+
+
+def _say_tests(shown: Shown, kind: cells.Kind) -> dict[str, list[TextCell]]:
+    """A cell for each test, by method."""
+    best = cells.find_best(shown, kind)
+
+    def say(method: str, test: str) -> TextCell:
+        score = shown.scores.get(method, {}).get(test)
+        if score is None:
+            return NOTHING
+        return TextCell(cells.say(score) if kind == "mean" else cells.say_number(score.worst), method in best[test])
+
+    return {method: [say(method, test) for test in shown.tests] for method in shown.methods}
 
 
 def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
+    def say(method: str, test: str) -> TextCell:
+        if test not in paper.cells[method]:
+            return NOTHING
+        change = cells.difference(shown, method, test)
+        said = "" if change is None else f" ({cells.say_change(change)})"
+        return TextCell(cells.say_number(paper.cells[method][test][0]) + said)
+
     head = {test: name for test, name in shown.tests.items() if any(test in row for row in paper.cells.values())}
-    rows = [
-        (name, [_lay_out_papers(paper.cells[method].get(test), cells.difference(shown, method, test)) for test in head])
-        for method, name in shown.methods.items()
-        if method in paper.cells
-    ]
-    return Block("The paper", f"In brackets how much higher ours is. Its table: {paper.title}.", head, rows)
-
-
-def _lay_out_papers(papers: tuple[float, float] | None, more: float | None) -> Cell:
-    if papers is None:
-        return NOTHING
-    return Cell(cells.say_number(papers[0]) + ("" if more is None else f" ({cells.say_change(more)})"))
+    named = [(method, name) for method, name in shown.methods.items() if method in paper.cells]
+    rows = [(name, [say(method, test) for test in head]) for method, name in named]
+    return Block("The paper", f"In brackets, our number minus the paper's. Table: {paper.title}.", head, rows)
 
 
 def list_remarks(shown: Shown) -> list[str]:
-    """What a reader of the numbers must know."""
+    """What readers must know about the numbers."""
     failed = [f"failed: {who}: {why}" for who, why in shown.failures.items()]
     return list(dict.fromkeys([*(shown.paper.remarks if shown.paper else ()), *shown.notes, *failed]))
 
 
-def write_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of text that is escaped already: names on the left, then columns of numbers."""
-    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+def _write_markdown_table(block: Block) -> str:
+    """Names on the left, then columns of numbers."""
+    lines = [["", *map(_escape_markdown, block.head.values())], ["---", *("---:" for _ in block.head)]]
+    for name, row in block.rows:
+        lines.append([_escape_markdown(name), *(f"**{cell.text}**" if cell.best else cell.text for cell in row)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _write_markdown_block(block: Block) -> str:
-    rows = [[escape_markdown(name), *map(_write_markdown_cell, row)] for name, row in block.rows]
-    return write_markdown_table(["", *map(escape_markdown, block.head.values())], rows)
-
-
-def _write_markdown_cell(cell: Cell) -> str:
-    return f"**{cell.text}**" if cell.best else cell.text
 
 
 def _write_latex_table(shown: Shown, label: str) -> str:
     blocks = lay_out(shown)
     columns = blocks[0].head
-    lines = [_write_latex_row("", [_write_latex_head(name) for name in columns.values()])]
+    lines = [_write_latex_row("", *map(_write_latex_head, columns.values()))]
     for block in blocks:
-        title = rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\emph{{{_escape_latex(block.title)}}}}} \\"
-        lines += [r"\midrule", title]
+        title = rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\emph{{{_escape_latex(block.title)}}}}}"
+        lines += [r"\midrule", _write_latex_row(title)]
         for name, row in block.rows:
             said = {column: _write_latex_cell(cell) for column, cell in zip(block.head, row, strict=True)}
-            lines.append(_write_latex_row(_escape_latex(name), [said.get(column, "") for column in columns]))
+            lines.append(_write_latex_row(_escape_latex(name), *(said.get(column, "") for column in columns)))
     named = [f"{short} is {rest}." for short, rest in map(_split, shown.tests.values()) if rest]
     told = list(dict.fromkeys([*named, *(shown.paper.remarks if shown.paper else ())]))
     about = [f"{block.title}: {block.about[0].lower()}{block.about[1:]}" for block in blocks if block.about]
     caption = " ".join([shown.sentence, *about, "The best of each column is bold.", *told])
-    aside = [_flatten(remark) for remark in list_remarks(shown) if remark not in told]
+    aside = [flatten(remark, LONGEST) for remark in list_remarks(shown) if remark not in told]
     return "\n".join(
         [
             *(f"% {each}" for each in aside),
@@ -209,49 +194,39 @@ def _write_latex_table(shown: Shown, label: str) -> str:
     )
 
 
-def _write_latex_row(name: str, places: Sequence[str]) -> str:
-    return " & ".join([name, *places]) + r" \\"
+def _write_latex_row(*places: str) -> str:
+    return " & ".join(places) + r" \\"
 
 
-def _write_latex_cell(cell: Cell) -> str:
-    """The deviation small, for papers are narrow, and signs as mathematics has them."""
-    number, _, deviation = cell.text.partition(" ± ")
+def _write_latex_cell(cell: TextCell) -> str:
+    """The standard deviation is in small type, because papers are narrow; signs are in math mode."""
+    number, _, std = cell.text.partition(" ± ")
     number = re.sub(r"[+-](?=\d)", r"$\g<0>$", number)
     number = rf"\textbf{{{number}}}" if cell.best else number
-    return rf"{number} {{\scriptsize $\pm$ {deviation}}}" if deviation else number
+    return rf"{number} {{\scriptsize $\pm$ {std}}}" if std else number
 
 
 def _write_latex_head(name: str) -> str:
-    """A column's name without what stands in brackets, on two lines if it has two words."""
+    """A column's name without the part in brackets, on two lines if it has two words."""
     first, _, rest = _split(name)[0].partition(" ")
     return rf"\shortstack[r]{{{_escape_latex(first)}\\{_escape_latex(rest)}}}" if rest else _escape_latex(first)
 
 
 def _split(name: str) -> tuple[str, str]:
-    """natural (letters) is natural, and letters."""
+    """Split "natural (letters)" into natural and letters."""
     short, _, rest = name.partition(" (")
     return short, rest.rstrip(")")
 
 
-def _make_label(name: str, taken: Sequence[str]) -> str:
-    """A label of letters that LaTeX takes, and one that no other table of the page has."""
-    plain = "tab:" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run")
-    return cells.find_free(plain, taken)
-
-
-def escape_markdown(text: str) -> str:
-    return "".join(MARKDOWN.get(mark, mark) for mark in _flatten(text))
+def _escape_markdown(text: str) -> str:
+    return flatten(text, LONGEST).translate(MARKDOWN)
 
 
 def _escape_latex(text: str) -> str:
-    return "".join(LATEX.get(mark, mark) for mark in _flatten(text))
-
-
-def _flatten(text: str) -> str:
-    return flatten(text, LONGEST)
+    return flatten(text, LONGEST).translate(LATEX)
 
 
 def _disarm(text: str) -> str:
-    """A text that a spreadsheet takes for a text, and UTF-8 can say: no lone surrogates."""
+    """Text that a spreadsheet reads as text and UTF-8 can encode: no lone surrogates."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return f"'{text}" if text.startswith(FORMULA) else text

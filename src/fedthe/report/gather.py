@@ -1,4 +1,4 @@
-"""From what runs, tables and figures leave behind to what a report shows."""
+"""Gather what a report shows from the files of runs, tables and figures."""
 
 from __future__ import annotations
 
@@ -13,32 +13,16 @@ import numpy as np
 
 from ..config import Config, make_config
 from ..errors import InputError
-from ..experiment import Results
-from ..pictures import TITLES
-from ..study.draw import describe_settings, name_method
-from ..study.reproduce import (
-    FREE,
-    find_comparable,
-    list_clients,
-    list_unchecked,
-    say_unchecked,
-    time_samples,
-)
+from ..experiment.results import Results
+from ..names import name_method, name_test
+from ..study.draw import describe_settings
+from ..study.reproduce import FREE, find_comparable, list_clients, list_unchecked, say_unchecked, time_samples
 from ..study.show import list_remarks
-from ..study.tables import SEVERITY, Case, Table, find_table, load_tables, method_of, plan_cases
+from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases
 from ..text import clean, hide_secrets
 from .cells import number_names
-from .data import Clients, Cost, Curve, Example, Losses, Page, Paper, Percents, Score, Shown
-from .read import (
-    Samples,
-    check_record,
-    is_record,
-    read_json,
-    read_losses,
-    read_manifest,
-    read_run,
-    read_samples,
-)
+from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
+from .read import Samples, check_record, is_record, read_json, read_losses, read_manifest, read_run, read_samples
 from .samples import has_labels, pick_examples, score_heads, spread_weights
 from .wrong import explain
 
@@ -46,22 +30,22 @@ ByClient = Mapping[str, Mapping[str, Mapping[str, Percents]]]  # by method, test
 
 
 def gather(paths: Sequence[Path]) -> Page:
-    """A page about folders of runs, records of tables and figures, and folders of such records."""
+    """A page of runs, given as folders, and of tables and figures, given as records or folders of records."""
     shown: list[Shown] = []
     figures: list[Mapping[str, Any]] = []
     notes: list[str] = []
     for path in paths:
         if (path / "config.json").exists():
-            found = read_run(path)
-            run = show_results(found.results)
-            shown.append(replace(run, notes=[*found.notes, *run.notes]))
+            results, left_out = read_run(path)
+            run = show_results(results)
+            shown.append(replace(run, notes=[*left_out, *run.notes]))
             continue
         files = _list_files(path)
         values = {file: read_json(file) for file in files}
         known = {file: value for file, value in values.items() if is_record(value)}
         if not known:
             raise InputError(explain(path))
-        notes += [f"{file} is left out: it is no record of a table or a figure." for file in values.keys() - known]
+        notes += [f"{file} is left out: it is not a record of a table or a figure." for file in values.keys() - known]
         for file, value in known.items():
             record = check_record(value, file)
             if "data" in record:
@@ -75,7 +59,7 @@ def gather(paths: Sequence[Path]) -> Page:
 
 
 def _list_files(path: Path) -> list[Path]:
-    """A file, or those of a folder that may be records; its figures may be in a folder `figures`."""
+    """The file, or those files of a folder and of its folder `figures` that may be records."""
     files = sorted([*path.glob("*.json"), *path.glob("figures/*.json")]) if path.is_dir() else []
     if not files and (path.suffix != ".json" or not path.is_file()):
         raise InputError(explain(path))
@@ -87,7 +71,7 @@ def _list_files(path: Path) -> list[Path]:
 def show_results(results: Results) -> Shown:
     """All that is known of a run."""
     config, folder = results.config, results.folder
-    samples = {_split_name(name): read_samples(results, name) for name in results.answers}
+    samples = read_samples(results)
     clients = list_clients(results)
     ms = time_samples(results)
     manifests = {seed: read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
@@ -100,11 +84,14 @@ def show_results(results: Results) -> Shown:
         tests=_name_tests(results.tests, results.names),
         seeds=list(config.seeds),
         scores=_score(clients),
-        costs={method: _describe_cost(ms.get(method), results.costs.get(method, {})) for method in results.methods},
+        costs={
+            method: Cost(ms.get(method), *map(results.costs.get(method, {}).get, ("forward", "backward")))
+            for method in results.methods
+        },
         paper=find_paper(results),
         classes=next((manifest["pool"]["classes"] for manifest in manifests.values() if manifest), []),
         clients={
-            str(seed): Clients(
+            str(seed): SeedClients(
                 [client["classes"] for client in manifest["clients"]] if manifest else [],
                 _pick_seed(clients, seed),
                 {
@@ -129,7 +116,15 @@ def show_results(results: Results) -> Shown:
         examples=examples,
         notes=[*results.notes, *_note_missing(results, samples, manifests, losses, examples)],
         failures=dict(results.failures),
-        provenance=_trace(results),
+        provenance={
+            "command": hide_secrets(str(results.environment.get("command", ""))),
+            "python": write_call(config),
+            "seconds": results.seconds,
+            "environment": _hide(results.environment),
+            "config": config.as_dict(),
+            "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
+            "trainings": list(results.trainings.values()),
+        },
     )
 
 
@@ -140,68 +135,54 @@ def _note_missing(
     losses: Mapping[str, Sequence[float]],
     examples: Sequence[Example],
 ) -> list[str]:
-    """What a reader would look for in vain."""
+    """What is missing, and why."""
     notes = []
     missing = [f"{method}, seed {seed}" for (method, seed), kept in samples.items() if not has_labels(kept)]
     if missing:
         notes.append(
-            f"Not known sample by sample: {'; '.join(missing)}. Their files in samples are missing, damaged or of an "
-            "earlier version; without that folder the same command answers again, and trains nothing."
+            f"No per-sample data of {'; '.join(missing)}: files in answers or samples are missing, damaged or of an "
+            "earlier version. Delete the folder samples and run the same command again, which trains nothing."
         )
     elif samples and not examples:
-        notes.append(f"There are no examples: examples/{results.examples}.npz is missing or damaged.")
+        notes.append(f"There are no examples: examples/{results.examples['file']}.npz is missing or damaged.")
     seeds = [str(seed) for seed, manifest in manifests.items() if manifest is None]
     if seeds:
         notes.append(
-            f"Who holds which classes is not known of seed {', '.join(seeds)}: its manifest is missing, damaged or of "
-            "another run in the same folder."
+            f"No class mix of seed {', '.join(seeds)}: the manifest is missing, damaged or of another run in the same "
+            "folder."
         )
     trained = [key for key, about in results.trainings.items() if "failed" not in about]
     lost = [key for key in trained if not losses[key]]
     if lost:
-        notes.append(f"The loss by round is not known of {len(lost)} of {len(trained)} trainings: no whole checkpoint.")
+        notes.append(f"No loss curve of {len(lost)} of {len(trained)} trainings: the checkpoint is missing or damaged.")
     return notes
 
 
-def _split_name(name: str) -> tuple[str, int]:
-    """The method and the seed of an answer's file."""
-    method, seed, _ = name.rsplit("-", 2)
-    return method, int(seed)
-
-
 def show_record(record: Mapping[str, Any], results: Results | None = None) -> Shown:
-    """A table of the paper, from its record; and all that is known of its run, if there was only one."""
+    """A table of the paper from its record; with `results`, the run of its only case, all that the run knows."""
     table, cases = find_table(record["id"]), record["cases"]
     clients: dict[str, dict[str, Any]] = {}
     for case in cases:
         for method, tests in case["clients"].items():
-            # a severity is a test of its own; else all that was tested, more than the paper's columns
+            # each severity is a column; otherwise all tests are, not only the paper's columns
             columns = case["columns"] if len(cases) > 1 else {test: test for test in tests}
-            clients.setdefault(method, {}).update(
-                {column: tests[test] for column, test in columns.items() if test in tests}
-            )
+            mine = {column: tests[test] for column, test in columns.items() if test in tests}
+            clients.setdefault(method, {}).update(mine)
     first = cases[0]
     config = make_config(first["config"])
-    rows = {method_of(row): row for row in record["rows"]}
+    titles = {method_of(row): row for row in record["rows"] if row.startswith("(")}  # of ablations
     methods = [method for method in config.methods if method in clients]
     tests = list(dict.fromkeys(test for method in methods for test in clients[method]))
     bare = Shown(
         name=table.id,
         sentence=_say_what_ran(config, methods, record["environment"], table.title),
-        methods={
-            method: rows[method] if rows.get(method, "").startswith("(") else name_method(method) for method in methods
-        },
+        methods={method: titles.get(method) or name_method(method) for method in methods},
         tests=_name_tests(tests, record["names"]),
         seeds=list(config.seeds),
         scores=_score(clients),
-        costs={method: _describe_cost(ms, {}) for method, ms in first["ms_per_sample"].items()},
+        costs={method: Cost(ms) for method, ms in first["ms_per_sample"].items()},
         paper=_take_paper(table, record["compared"], list_remarks(record)),
-        classes=[],
-        clients={str(seed): Clients([], _pick_seed(clients, seed), {}) for seed in config.seeds},
-        weights={},
-        losses=[],
-        curves={},
-        examples=[],
+        clients={str(seed): SeedClients([], _pick_seed(clients, seed), {}) for seed in config.seeds},
         notes=list(dict.fromkeys(note for case in cases for note in case["notes"])),
         failures={who: why for case in cases for who, why in case["failures"].items()},
         provenance={
@@ -210,48 +191,34 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
             "environment": _hide(record["environment"]),
             "config": first["config"],
             "manifests": first["manifests"],
-            # cases share trainings: those that are the same to the second are one
+            # cases share trainings, which are then equal in all fields
             "trainings": list({json.dumps(each): each for case in cases for each in case["trainings"]}.values()),
         },
     )
     if results is None or len(cases) > 1:
         return bare
-    known = show_results(results)
-    return replace(
-        bare,
-        **{
-            name: getattr(known, name)
-            for name in ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
-        },
-    )
+    known, more = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
+    return replace(bare, **{name: getattr(known, name) for name in more})
 
 
 def _find_command(record: Mapping[str, Any], config: Config) -> str:
-    """What was typed; and where a record does not know, what would run its table."""
+    """The command as typed, or one that runs the table if the record has none."""
     command = str(record["environment"].get("command", ""))
-    shift = [f"natural={config.natural}"] if config.natural else []
-    return (
-        hide_secrets(command)
-        if command not in ("", "fedthe")
-        else shlex.join(["fedthe", "table", record["id"], *shift])
-    )
+    if command not in ("", "fedthe"):
+        return hide_secrets(command)
+    return shlex.join(["fedthe", "table", record["id"], *([f"natural={config.natural}"] if config.natural else [])])
 
 
 def find_paper(results: Results) -> Paper | None:
-    """The paper's numbers for a run with the settings of one or several of its tables."""
+    """The paper's numbers for a run with the settings of one or more of its tables."""
     found: list[Paper] = []
+    dataset, _, _ = results.config.dataset.partition(":")
     for table in load_tables().values():
-        if (
-            table.columns[0].startswith(SEVERITY)
-            or table.setting["dataset"] != results.config.dataset.partition(":")[0]
-        ):
+        if table.columns[0].startswith(SEVERITY) or table.setting["dataset"] != dataset:
             continue
-        planned = plan_cases(table)[0].config
-        if _settings(results.config) == _settings(planned):
-            compared = find_comparable(
-                table, [(Case(results.config, {test: test for test in table.tests}), results)], table.tests
-            )
-            found.append(_take_paper(table, compared, []))
+        if _settings(results.config) == _settings(plan_cases(table)[0].config):
+            case = TableCase(results.config, {test: test for test in table.tests})
+            found.append(_take_paper(table, find_comparable(table, [(case, results)], table.tests), []))
     if not found:
         return None
     cells: dict[str, dict[str, tuple[float, float]]] = {}
@@ -259,7 +226,7 @@ def find_paper(results: Results) -> Paper | None:
         for method, row in paper.cells.items():
             cells[method] = {**row, **cells.get(method, {})}
     apart = [test for test in results.tests if not any(test in row for row in cells.values())]
-    remarks = [f"Not in the paper, or not on its data, so not compared: {', '.join(apart)}."] if apart else []
+    remarks = [f"Not compared, because not in the paper or not on its data: {', '.join(apart)}."] if apart else []
     if cells and (unchecked := list_unchecked(results)):
         remarks.append(say_unchecked(unchecked))
     if results.config.seeds != (0, 1, 2):
@@ -273,11 +240,11 @@ def _settings(config: Config) -> dict[str, Any]:
 
 def _take_paper(table: Table, compared: Iterable[str], remarks: Sequence[str]) -> Paper:
     columns = list(compared)
-    cells = {
+    rows = {
         method_of(row): {column: cells[column] for column in columns if column in cells}
         for row, cells in table.rows.items()
     }
-    return Paper(table.id, table.title, {method: row for method, row in cells.items() if row}, list(remarks))
+    return Paper(table.id, table.title, {method: row for method, row in rows.items() if row}, list(remarks))
 
 
 def _say_what_ran(config: Config, methods: Sequence[str], environment: Mapping[str, Any], title: str = "") -> str:
@@ -287,7 +254,7 @@ def _say_what_ran(config: Config, methods: Sequence[str], environment: Mapping[s
 
 
 def _name_tests(tests: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
-    return {test: clean(names.get(test, TITLES.get(test, test).replace("\n", " "))) for test in tests}
+    return {test: clean(names[test]) if test in names else name_test(test) for test in tests}
 
 
 def _score(clients: ByClient) -> dict[str, dict[str, Score]]:
@@ -308,49 +275,29 @@ def _pick_seed(clients: ByClient, seed: int) -> dict[str, dict[str, Percents]]:
     }
 
 
-def _describe_cost(ms: float | None, costs: Mapping[str, float]) -> Cost:
-    return Cost(ms, costs.get("forward"), costs.get("backward"), costs.get("peak_mib"))
-
-
 def _draw_curves(results: Results) -> dict[str, dict[str, Curve]]:
     if not results.curves:
         return {}
     last = results.scores()
-    several = len(results.config.seeds) > 1  # the file of a single seed may be older, and say 0
+    several = len(results.config.seeds) > 1  # older files have 0 for a single seed
     points = {**results.curves, results.config.rounds: last}
-    curves: dict[str, dict[str, Curve]] = {}
-    for method, tests in last.items():
-        for test in tests:
-            at = {rounds: scores[method][test] for rounds, scores in points.items() if test in scores.get(method, {})}
-            curves.setdefault(method, {})[test] = Curve(
-                list(at), [mean for mean, _ in at.values()], [std if several else None for _, std in at.values()]
-            )
-    return curves
 
+    def draw(method: str, test: str) -> Curve:
+        at = {rounds: scores[method][test] for rounds, scores in points.items() if test in scores.get(method, {})}
+        means, stds = zip(*at.values(), strict=True)
+        return Curve(list(at), means, stds if several else [None] * len(at))
 
-def _trace(results: Results) -> dict[str, Any]:
-    return {
-        "command": hide_secrets(str(results.environment.get("command", ""))),
-        "python": write_call(results.config),
-        "seconds": results.seconds,
-        "environment": _hide(results.environment),
-        "config": results.config.as_dict(),
-        "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
-        "trainings": list(results.trainings.values()),
-    }
+    return {method: {test: draw(method, test) for test in tests} for method, tests in last.items()}
 
 
 def _hide(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs of earlier versions kept commands as they were typed."""
+    """Hide secrets: earlier versions kept commands as typed."""
     return {name: hide_secrets(value) if isinstance(value, str) else value for name, value in environment.items()}
 
 
 def write_call(config: Config) -> str:
-    """The call that runs the same again, with the settings that are not as they would be without a word."""
+    """The Python call that repeats a run, with every setting that is not the default."""
     default = Config()
-    given = {
-        each.name: value
-        for each in fields(Config)
-        if each.name != "out" and (value := getattr(config, each.name)) != getattr(default, each.name)
-    }
-    return f"fedthe.run({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+    names = [each.name for each in fields(Config) if each.name != "out"]
+    given = [f"{name}={value!r}" for name in names if (value := getattr(config, name)) != getattr(default, name)]
+    return f"fedthe.run({', '.join(given)})"

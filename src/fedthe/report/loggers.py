@@ -1,4 +1,4 @@
-"""A report for people who live in TensorBoard or MLflow: every run of a page becomes a run there."""
+"""Log each run of a report to TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
+from textwrap import indent
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -23,12 +24,12 @@ from ..text import clean, flatten, hide_secrets
 from .cells import find_free, list_settings
 from .data import BINS, Page, Shown, Weights
 
-EVENTS = "events.out.tfevents.fedthe"  # one name, so that a run written again takes its own place
+EVENTS = "events.out.tfevents.fedthe"  # a fixed name, so that writing a run again replaces it
 EXPERIMENT = "fedthe"
 SQLITE = "sqlite:///"
-LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes that every store of MLflow can hold
+LONGEST_KEY, LONGEST_VALUE = 250, 5000  # bytes that all MLflow stores accept
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-PATIENCE = {  # unless the user has set another: a server that is down is known in seconds, not in minutes
+PATIENCE = {  # unless the user sets them: a server that is down fails in seconds, not minutes
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -42,7 +43,7 @@ class Point(NamedTuple):
 
 
 def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join(words)) -> list[Point]:
-    """Every number of a run; `join` makes one name of what it is, the method and the test."""
+    """All numbers of a run; `join` makes a name of the kind of number, the method and the test."""
     rounds = int(list_settings(shown).get("rounds") or 0)
     points = []
     for method, scores in shown.scores.items():
@@ -59,20 +60,19 @@ def list_points(shown: Shown, join: Callable[..., str] = lambda *words: "/".join
             points.append(Point(join("loss", method), loss, i + 1))
     for method, curves in shown.curves.items():
         for test, curve in curves.items():
-            points += [
-                Point(join("curve", method, test), mean, at) for at, mean in zip(curve.rounds, curve.mean, strict=True)
-            ]
+            name = join("curve", method, test)
+            points += [Point(name, mean, at) for at, mean in zip(curve.rounds, curve.mean, strict=True)]
     return points
 
 
 def check_tensorboard(folder: Path) -> None:
-    """Refuse what `write_tensorboard` would refuse, and create nothing."""
+    """Raise what `write_tensorboard` would raise, but create nothing."""
     _load_tensorboard()
     check_folder(folder)
 
 
 def write_tensorboard(page: Page, folder: Path) -> None:
-    """A folder with an events file for every run. One that was there before is replaced, and nothing else."""
+    """Write an events file for each run, in a folder of its own; replaces only those of the same runs."""
     _load_tensorboard()
     make_folder(folder)
     taken: list[str] = []
@@ -113,7 +113,7 @@ def _write_events(shown: Shown, folder: Path) -> None:
 
 
 def _describe_weights(weights: Weights) -> dict[str, Any]:
-    """As shares of the samples; squares are taken at the middle of each bin, for that is all there is."""
+    """A histogram of shares of the samples; sum_squares uses bin centres, because samples are not kept."""
     squares = sum(share * ((i + 0.5) / BINS) ** 2 for i, share in enumerate(weights.shares))
     limits = [(i + 1) / BINS for i in range(BINS)]
     values = {"min": 0.0, "max": 1.0, "num": 1.0, "sum": weights.mean, "sum_squares": squares}
@@ -121,21 +121,21 @@ def _describe_weights(weights: Weights) -> dict[str, Any]:
 
 
 def _list_texts(shown: Shown) -> dict[str, str]:
-    """What ran, as text. Indented by four, Markdown takes every character as it is."""
-    kept = {name: shown.provenance[name] for name in ("config", "manifests", "environment") if name in shown.provenance}
-    texts = {"what ran": shown.sentence} | {name: json.dumps(kept[name], indent=1, default=str) for name in kept}
-    return {tag: "\n".join(f"    {line}" for line in text.splitlines()) for tag, text in texts.items()}
+    """What ran, indented by four so that Markdown shows it verbatim."""
+    names = [name for name in ("config", "manifests", "environment") if name in shown.provenance]
+    texts = {name: json.dumps(shown.provenance[name], indent=1, default=str) for name in names}
+    return {tag: indent(text, " " * 4) for tag, text in ({"what ran": shown.sentence} | texts).items()}
 
 
 def check_mlflow(uri: str) -> None:
-    """Refuse what `write_mlflow` would refuse, and create nothing: a server is asked, a file is opened."""
-    with _connect(uri) as client:
-        if not uri.startswith(SQLITE):  # a database would be filled with tables at the first question
-            client().get_experiment_by_name(EXPERIMENT)
+    """Raise what `write_mlflow` would raise, but create nothing."""
+    with _connect(uri) as make_client:
+        if not uri.startswith(SQLITE):  # a query would create tables in the database
+            make_client().get_experiment_by_name(EXPERIMENT)
 
 
 def write_mlflow(page: Page, uri: str) -> None:
-    """Log every run as a new one of the experiment "fedthe", in a file (sqlite:///FILE) or on a server."""
+    """Log each run as a new run of the experiment "fedthe", to a file (sqlite:///FILE) or a server."""
     with _connect(uri) as make_client:
         if uri.startswith(SQLITE):
             make_folder(_name_file(uri).parent)
@@ -148,21 +148,19 @@ def write_mlflow(page: Page, uri: str) -> None:
 
 @contextmanager
 def _connect(uri: str) -> Iterator[Callable[[], Any]]:
-    """What makes a client, for a place that can be written; whatever goes wrong in the block is one sentence."""
+    """Yield a function that makes a client; an error in the block becomes an InputError."""
     place = _check_uri(uri)
     needed = "logging to MLflow needs mlflow: pip install 'fedthe[mlflow]'."
-    with _set_environment(), _silence():  # before the import, for that is where telemetry starts
-        tracking, _ = (_load(f"mlflow.{module}", needed) for module in ("tracking", "entities"))
-        if uri.startswith(SQLITE):
-            _load("sqlalchemy", needed)
-            _load("alembic", needed)
+    with _set_environment(), _silence():  # before the import, which starts telemetry
+        more = ["sqlalchemy", "alembic"] if uri.startswith(SQLITE) else []
+        tracking, *_ = [_load(module, needed) for module in ("mlflow.tracking", "mlflow.entities", *more)]
         try:
             yield lambda: tracking.MlflowClient(tracking_uri=uri)
         except InputError:
             raise
-        except Exception as error:  # of the network, the database or the server: no closed list
+        except Exception as error:  # of the network, the database or the server
             why = flatten(hide_secrets(str(error), _list_secrets(uri)), 200)
-            raise InputError(f"cannot log to MLflow at {place} ({why}); see that it runs and takes runs.") from None
+            raise InputError(f"cannot log to MLflow at {place} ({why}); check that it runs and accepts runs.") from None
 
 
 def _log_run(client: Any, experiment: str, shown: Shown) -> None:
@@ -170,14 +168,15 @@ def _log_run(client: Any, experiment: str, shown: Shown) -> None:
 
     run = client.create_run(experiment, run_name=clean(shown.name)).info.run_id
     now = int(time.time() * 1000)
-    points, parts = list_points(shown, join=_join_key), shown.provenance
-    metrics = [entities.Metric(name, value, now, step) for name, value, step in points]
-    params = [entities.Param(*pair) for pair in _list_pairs(list_settings(shown))]
-    tags = {"mlflow.note.content": shown.sentence, "command": parts.get("command") or ""}
+    tags = {"mlflow.note.content": shown.sentence, "command": shown.provenance.get("command") or ""}
     for kind in ("manifests", "environment"):
-        tags |= {f"{kind}.{name}": value for name, value in (parts.get(kind) or {}).items()}
-    pairs = [entities.RunTag(*pair) for pair in _list_pairs(tags)]
-    client.log_batch(run, metrics, params, pairs)  # it cuts them into requests of a size that servers take
+        tags |= {f"{kind}.{name}": value for name, value in (shown.provenance.get(kind) or {}).items()}
+    client.log_batch(  # splits them into requests that servers accept
+        run,
+        [entities.Metric(name, value, now, step) for name, value, step in list_points(shown, join=_join_key)],
+        [entities.Param(*pair) for pair in _list_pairs(list_settings(shown))],
+        [entities.RunTag(*pair) for pair in _list_pairs(tags)],
+    )
     client.set_terminated(run)
 
 
@@ -187,12 +186,12 @@ def _list_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _join_key(*words: str) -> str:
-    """One key of words. What MLflow takes for a path or refuses becomes its number, so that two keys stay two."""
-    return _shorten("/".join(re.sub(r"^\.+$|[^\w.\- ]", _number, word) or "_" for word in words), LONGEST_KEY)
+    """A key of words. Characters that MLflow refuses or reads as a path become their code, so keys stay distinct."""
 
+    def encode(found: re.Match[str]) -> str:
+        return "".join(f"_{ord(mark):x}_" for mark in found[0])
 
-def _number(found: re.Match[str]) -> str:
-    return "".join(f"_{ord(mark):x}_" for mark in found[0])
+    return _shorten("/".join(re.sub(r"^\.+$|[^\w.\- ]", encode, word) or "_" for word in words), LONGEST_KEY)
 
 
 def _shorten(text: str, limit: int) -> str:
@@ -207,20 +206,20 @@ def _load(module: str, needed: str) -> Any:
 
 
 def _check_uri(uri: str) -> str:
-    """What to call the place in front of people: without a password. A file must be a database that can be written."""
-    said = "name sqlite:///FILE, http://HOST or https://HOST."
+    """The URI to show, without a password. Refuses a file that is not a writable database."""
     if uri.startswith(SQLITE) and str(_name_file(uri)) != ".":
         _check_database(_name_file(uri))
         return str(_name_file(uri))
+    why = ""
     try:
         parts = urlsplit(uri)
-        _ = parts.port  # which is refused where it is no number
+        _ = parts.port  # raises ValueError unless it is a number
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return hide_secrets(uri)
     except ValueError as error:
-        why = hide_secrets(str(error), [uri])
-        raise InputError(f"{hide_secrets(clean(uri))!r} is no place for MLflow runs ({why}); {said}") from None
-    if parts.scheme in ("http", "https") and parts.hostname:
-        return hide_secrets(uri)
-    raise InputError(f"{hide_secrets(clean(uri))!r} is no place for MLflow runs; {said}")
+        why = f" ({hide_secrets(str(error), [uri])})"
+    shown = hide_secrets(clean(uri))
+    raise InputError(f"{shown!r} is not an MLflow URI{why}; name sqlite:///FILE, http://HOST or https://HOST.")
 
 
 def _name_file(uri: str) -> Path:
@@ -228,21 +227,21 @@ def _name_file(uri: str) -> Path:
 
 
 def _check_database(path: Path) -> None:
-    """MLflow itself would try a file that it cannot open again and again, for minutes."""
+    """Fail early: MLflow would retry for minutes."""
     if not path.exists():
         check_folder(path.parent)
         return
     try:
-        where = f"{path.absolute().as_uri()}?mode=rw"  # and never one that is not there: connecting would create it
+        where = f"{path.absolute().as_uri()}?mode=rw"  # does not create it
         with closing(sqlite3.connect(where, uri=True, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("ROLLBACK")
     except sqlite3.Error as error:
-        raise InputError(f"{path} is not a database that can be written ({error}); name another file.") from None
+        raise InputError(f"{path} is not a writable database ({error}); name another file.") from None
 
 
 def _list_secrets(uri: str) -> list[str]:
-    """The password of a URI, and a name that stands alone, as they are written and as they are meant."""
+    """The password of a URI, or its user name if that stands alone, quoted and unquoted."""
     login, _, _ = urlsplit(uri).netloc.rpartition("@")
     name, _, password = login.partition(":")
     return [each for secret in (login, password or name) for each in (secret, unquote(secret))]
@@ -250,19 +249,19 @@ def _list_secrets(uri: str) -> list[str]:
 
 @contextmanager
 def _set_environment() -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update({**PATIENCE, **{name: before[name] for name in PATIENCE if name in before}, **QUIET})
+    before = {name: os.environ[name] for name in (*PATIENCE, *QUIET) if name in os.environ}
+    os.environ.update(PATIENCE | before | QUIET)
     try:
         yield
     finally:
         for name in (*PATIENCE, *QUIET):
             os.environ.pop(name, None)
-        os.environ.update({name: before[name] for name in (*PATIENCE, *QUIET) if name in before})
+        os.environ.update(before)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """No log lines, and no warnings of how MLflow uses its database: what a person must know is in the error."""
+    """Suppress MLflow's log lines and warnings; exceptions still pass."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,6 +1,6 @@
-"""What runs, tables and figures left behind, read and checked: the one way in for what a report shows.
+"""Read and check the files of runs, tables and figures. Reports read files only through this module.
 
-Files that hold the results are refused when they are damaged. What only adds to them is left out, with a note.
+Damaged results are refused. Damaged files that only add to them are left out, with a note.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,11 +18,11 @@ import numpy as np
 from .. import records, store
 from ..config import make_config
 from ..errors import InputError
-from ..experiment import Results, Row, read_results
+from ..experiment.results import ClientScore, Results, read_results
 from ..study.reproduce import FORMAT
 from ..study.tables import find_table, method_of
 from ..text import flatten, hide_secrets
-from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Damaged, Maybe, Number, check
+from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Malformed, Maybe, Number, check
 
 Samples = Mapping[str, np.ndarray]  # by "test/client/column"
 INTEGERS = ("label", "answer", "global", "personal")
@@ -41,10 +41,10 @@ SUMMARY = {
     "pools": {str: TEXT},
     "curves": {str: {str: {str: [Maybe(PERCENT)]}}},
     "answers": [NAME],
-    "examples": NAME,
     "manifests": {str: NAME},
     "seconds": AMOUNT,
 }
+EXAMPLES = {"seed": COUNT, "file": NAME}
 CONFIG = {"hyper?": {str: {str: PLAIN}}, "clients?": Number(1, 10**6, whole=True), "seeds?": PLAIN}
 MANIFEST = {"pool": {"classes": [TEXT]}, "clients": [{"classes": [COUNT]}]}
 CASE = {
@@ -71,7 +71,7 @@ RECORD = {
 }
 SERIES = {"mean": [Maybe(PERCENT)], "std?": [Maybe(AMOUNT)]}
 SINGLE = {"mean": PERCENT, "std?": Maybe(AMOUNT)}
-DRAWN: dict[str, Any] = {  # figures that page.js draws, by how their ids begin
+DRAWN: dict[str, Any] = {  # figures that the page draws, by the prefix of their ids
     "alpha-beta": {"alpha": [AMOUNT], "beta": [AMOUNT], "accuracy": {str: {"mean": [[Maybe(PERCENT)]]}}},
     "interpolation-": {"e": [AMOUNT], "shared": {str: SERIES}, "best": {str: SINGLE}, "fedthe": {str: SINGLE}},
     "curves-": {"rounds": [COUNT], "curves": {str: {str: SERIES}}},
@@ -89,86 +89,67 @@ FIGURE_CONFIG = {
 FIGURE = {"id": NAME, "title": TEXT, "config": FIGURE_CONFIG, "tests": {str: TEXT}}
 
 
-@dataclass(frozen=True)
-class Found:
-    """What was read, and what of it is left out."""
-
-    results: Results
-    notes: Sequence[str] = field(default=())
-
-
 def read_json(path: Path) -> Any:
-    """As `records.read_json`; what is no regular file is refused, for reading a pipe would wait for ever."""
+    """As `records.read_json`, but only from a regular file: reading a pipe would block."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file.")
     try:
         return records.read_json(path)
-    except (InputError, RecursionError) as error:  # its own advice, to delete the file, is for what a run can make anew
-        why = (
-            "it is nested too deeply" if isinstance(error, RecursionError) else flatten(error.__context__ or error, 200)
-        )
-        raise InputError(f"{path} is damaged ({why}); the command that wrote it makes it again.") from None
+    except InputError as error:  # its advice, to delete the file, only helps a run
+        why = flatten(error.__context__ or error, 200)
+        raise InputError(f"{path} is damaged ({why}); run the command that wrote it again.") from None
 
 
-def read_run(folder: Path) -> Found:
-    """The run in `folder`."""
+def read_run(folder: Path) -> tuple[Results, list[str]]:
+    """The results of a run, and notes on what is left out."""
     notes = []
     try:
-        for name in ("config.json", "summary.json", "results.jsonl"):
-            if (folder / name).exists() and not (folder / name).is_file():
-                raise Damaged(f"{name} is not a regular file")
         summary, config = (read_json(folder / f"{name}.json") for name in ("summary", "config"))
         if summary is not None and config is not None:  # else read_results says what is missing
             summary = check(summary, SUMMARY, "summary.json")
             check(config, CONFIG, "config.json")
         results = read_results(folder)
+        check(results.examples, EXAMPLES, "summary.json.examples")
         _check_names(results)
         _check_rows(results)
         _check_tables(results, summary)
-        for scores in (cells for curve in results.curves.values() for cells in curve.values()):
-            check({test: list(cell) for test, cell in scores.items()}, {str: [Maybe(PERCENT)]}, "curves")
-    except (InputError, Damaged, RecursionError, OverflowError) as error:  # the last of a number of many digits
-        again = "" if isinstance(error, InputError) else "; run it again; nothing is retrained"
+    except (InputError, Malformed, RecursionError, OverflowError) as error:  # OverflowError: a number of many digits
+        again = "" if isinstance(error, InputError) else "; run it again, which trains nothing"
         why = flatten(error, 400).rstrip(".")
         raise InputError(f"{why if why.startswith(str(folder)) else f'{folder}: {why}'}{again}.") from None
     try:
         environment = check(results.environment, ENVIRONMENT, "environment.json")
-    except Damaged as error:
+    except Malformed as error:
         environment = {}
         notes.append(f"Versions and device are not shown: {error}.")
-    return Found(replace(results, environment=environment), notes)
+    return replace(results, environment=environment), notes
 
 
 def _check_names(results: Results) -> None:
-    """Names of files must not lead out of the folder."""
-    for name in (*results.answers, *results.trainings, results.examples):
+    """File names must not lead out of the run's folder."""
+    for name in (*results.answers, *results.trainings, results.examples["file"]):
         if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
-            raise Damaged(f"summary.json names the file {flatten(name, 40)!r}")
-    for name in results.answers:
-        if not re.fullmatch(r".+-\d{1,18}-[^-]+", name):
-            raise Damaged(f"summary.json names the answer {flatten(name, 40)!r}")
-    if not re.fullmatch(r"\d{1,18}-.+", results.examples):
-        raise Damaged(f"summary.json names the examples {flatten(results.examples, 40)!r}")
+            raise Malformed(f"summary.json names the file {flatten(name, 40)!r}")
 
 
 def _check_rows(results: Results) -> None:
-    """Every row must fit itself and the settings, and no two be of the same place."""
+    """Rows must be consistent, match the settings, and appear once."""
     config = results.config
     places: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for i, row in enumerate(results.rows, 1):
         where = f"line {i} of results.jsonl"
         check(vars(row), _ROW, where)
         if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.clients:
-            raise Damaged(f"{where} is of a method, seed or client that config.json does not name")
+            raise Malformed(f"{where} has a method, seed or client that config.json does not name")
         if row.right > row.samples or not math.isclose(row.accuracy, 100 * row.right / row.samples, abs_tol=1e-6):
-            raise Damaged(f"{where} has {row.right} right of {row.samples}, but {row.accuracy} percent")
+            raise Malformed(f"{where} has {row.right} of {row.samples} correct, but accuracy {row.accuracy}")
         streams = places.setdefault((row.method, row.seed), set())
         if (row.test, row.client) in streams:
-            raise Damaged(f"{where} is there twice")
+            raise Malformed(f"{where} repeats an earlier one")
         streams.add((row.test, row.client))
     for (method, seed), streams in places.items():
         if any(streams != others for (_, other), others in places.items() if other == seed):
-            raise Damaged(f"results.jsonl lacks rows of seed {seed} for {method} or another method")
+            raise Malformed(f"results.jsonl lacks rows of seed {seed} for {method} or another method")
 
 
 _ROW = {
@@ -184,60 +165,72 @@ _ROW = {
 
 
 def _check_tables(results: Results, summary: Mapping[str, Any]) -> None:
-    """The rows must give the numbers that the run gave."""
+    """The tables of summary.json must follow from the rows."""
     for name, ours in (("results", results.table()), ("worst_client", results.worst())):
         theirs = summary.get(name, ours)
         same = {(m, t) for m, row in ours.items() for t in row} == {(m, t) for m, row in theirs.items() for t in row}
         if not same or any(abs(ours[m][t] - theirs[m][t]) > 1e-6 for m in ours for t in ours[m]):
-            raise Damaged(f"results.jsonl and {name!r} of summary.json do not agree")
+            raise Malformed(f"results.jsonl contradicts {name!r} of summary.json")
 
 
 def read_manifest(folder: Path, seed: int, digest: str) -> dict[str, Any] | None:
-    """The manifest of a seed; None where it is missing, damaged, or another run's in the same folder."""
+    """The manifest of a seed; None if it is missing, damaged, or of another run in the same folder."""
     try:
         manifest = read_json(folder / f"manifest-{seed}.json")
         if store.content_hash(manifest) != digest:
             return None
         checked: dict[str, Any] = check(manifest, MANIFEST, "manifest")
-    except (InputError, Damaged, RecursionError):
+    except (InputError, Malformed, RecursionError):
         return None
     classes = checked["pool"]["classes"]
     return checked if all(len(client["classes"]) == len(classes) for client in checked["clients"]) else None
 
 
 def read_losses(folder: Path, training: str) -> list[float]:
-    """The mean local loss of every round; none where the checkpoint is gone or damaged."""
+    """The mean local loss of each round; [] if the checkpoint is missing or damaged."""
     path = folder / "trainings" / f"{training}.safetensors"
     try:
-        losses: list[float] = check(records.read_losses(path), [Number()], "losses")
-    except (Damaged, RecursionError, TypeError, AttributeError):  # metadata of any kind
+        return list(check(records.read_losses(path), [Number()], "losses"))
+    except (Malformed, RecursionError, TypeError, AttributeError):  # metadata of any kind
         return []
-    return losses
 
 
-def read_samples(results: Results, name: str) -> Samples:
-    """What is known sample by sample; nothing where the file is missing, damaged, or does not fit the results."""
-    path = results.folder / "samples" / f"{name}.npz"
-    samples = records.read_samples(path)
-    method, seed, _ = name.rsplit("-", 2)
-    rows = {f"{row.test}/{row.client}": row for row in results.rows if (row.method, row.seed) == (method, int(seed))}
-    return samples if all(_fits_row(place, array, samples, rows) for place, array in samples.items()) else {}
+def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
+    """Per-sample data by method and seed; {} if the file is missing, damaged, or contradicts the results."""
+    rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
+    for row in results.rows:
+        rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
+    found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
+    for name in results.answers:
+        pair = _read_pair(results.folder / "answers" / f"{name}.json")
+        if pair in rows:
+            samples = records.read_samples(results.folder / "samples" / f"{name}.npz")
+            if all(_fits_row(name, samples, rows[pair]) for name in samples):
+                found[pair] = samples
+    return found
 
 
-def _fits_row(name: str, array: np.ndarray, samples: Samples, rows: Mapping[str, Row]) -> bool:
+def _read_pair(path: Path) -> tuple[str, int] | None:
+    """The method and the seed of an answer; None if its file is missing or damaged."""
+    try:
+        answer = check(store.read_sealed(path), {"method": NAME, "seed": COUNT}, "answer")
+        return answer["method"], answer["seed"]
+    except (InputError, Malformed):
+        return None
+
+
+def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
     place, _, column = name.rpartition("/")
-    row = rows.get(place)
+    array, row = samples[name], rows.get(place)
     if row is None or array.shape != (row.samples,):
         return False
     if column == "right":
         answers, labels = (samples.get(f"{place}/{each}") for each in ("answer", "label"))
         agree = answers is None or labels is None or _is_right(array, answers, labels)
         return array.dtype == np.bool_ and int(array.sum()) == row.right and agree
-    if column == "e":
-        return array.dtype.kind == "f" and bool(((array >= 0) & (array <= 1)).all())
-    if column not in INTEGERS:
-        return False
-    return array.dtype.kind in "iu" and bool(((array >= 0) & (array < 2**31)).all())
+    kinds, high = ("f", 1) if column == "e" else ("iu", 2**31 - 1)
+    known = column == "e" or column in INTEGERS
+    return known and array.dtype.kind in kinds and bool(((array >= 0) & (array <= high)).all())
 
 
 def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> bool:
@@ -245,79 +238,72 @@ def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> boo
 
 
 def read_examples(results: Results) -> dict[str, np.ndarray]:
-    """Images by "test/client"; nothing where the file is missing or damaged."""
-    path = results.folder / "examples" / f"{results.examples}.npz"
-    images = records.read_samples(path)
-    return images if all(map(_is_stack, images.values())) else {}
+    """Images [n, height, width, 1 or 3] by "test/client"; {} if the file is missing or damaged."""
+    images = records.read_samples(results.folder / "examples" / f"{results.examples['file']}.npz")
+    return images if all(map(_are_images, images.values())) else {}
 
 
-def _is_stack(images: np.ndarray) -> bool:
-    """Of images [n, height, width, 1 or 3]."""
-    sides = images.shape[1:3]
-    return (
-        images.dtype == np.uint8
-        and images.ndim == 4
-        and images.shape[3] in (1, 3)
-        and all(1 <= side <= LARGEST for side in sides)
-    )
+def _are_images(array: np.ndarray) -> bool:
+    if array.dtype != np.uint8 or array.ndim != 4:
+        return False
+    _, height, width, channels = array.shape
+    return 1 <= height <= LARGEST and 1 <= width <= LARGEST and channels in (1, 3)
 
 
 def is_record(value: Any) -> bool:
-    """Whether it is meant to be a record of a table or a figure."""
+    """Whether a file claims to be a record of a table or a figure."""
     return isinstance(value, dict) and "id" in value and bool({"cases", "rows", "data"} & value.keys())
 
 
 def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """A record of a table or a figure, from the file at `path`."""
+    """The record of a table or a figure in the file at `path`."""
     is_figure = "data" in value
     try:
         value = store.unseal(path, value)
         return _check_figure(value) if is_figure else _check_table(value)
-    except (Damaged, InputError, RecursionError, OverflowError) as error:
+    except (Malformed, InputError, RecursionError, OverflowError) as error:
         kind = "figure" if is_figure else "table"
         why = flatten(hide_secrets(str(error)), 300).rstrip(".")
-        raise InputError(f"{path} is no whole record of a {kind} ({why}); `fedthe {kind}` makes it again.") from None
+        raise InputError(
+            f"{path} is not a valid record of a {kind} ({why}); `fedthe {kind}` writes a new one."
+        ) from None
 
 
 def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
     id = check(value.get("id"), NAME, "id")
     table = find_table(id)
     if value.get("format") != FORMAT:
-        raise Damaged("it is of another version")
+        raise Malformed("another version wrote it")
     record: dict[str, Any] = check(value, RECORD, id)
     if not record["cases"]:
-        raise Damaged("it has no case")
+        raise Malformed("it has no case")
     if not record["rows"].keys() <= table.rows.keys():
-        raise Damaged("it has rows that the table has not")
+        raise Malformed("it has rows that the table lacks")
     if any(len(pair) != 2 for pair in record["changed"].values()):
-        raise Damaged("changed must hold ours and the paper's")
+        raise Malformed("an entry of 'changed' is not a pair")
     for case, given in zip(record["cases"], value["cases"], strict=True):
         config = make_config(given["config"])
         case["config"] = config.as_dict()
-        for place, seeds in _list_places(case):
-            if place[0] not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
-                raise Damaged(f"{'.'.join(place)} is of a method or seed that its config does not name")
-            for percents in seeds.values():
-                if len(percents) > config.clients or all(each is None for each in percents):
-                    raise Damaged(f"{'.'.join(place)} has too many clients, or none")
+        for method, tests in case["clients"].items():
+            for test, seeds in tests.items():
+                if method not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
+                    raise Malformed(f"{method}.{test} has a method or seed that its config does not name")
+                if any(len(each) > config.clients or set(each) <= {None} for each in seeds.values()):
+                    raise Malformed(f"{method}.{test} has too many clients, or none")
         for column, test in case["columns"].items():
             for row, cells in record["rows"].items():
                 if column in cells:
                     _check_mean(cells[column], case["clients"].get(method_of(row), {}).get(test), f"{row}.{column}")
     if len({tuple(case["config"]["seeds"]) for case in record["cases"]}) > 1:
-        raise Damaged("its cases have different seeds")
+        raise Malformed("its cases have different seeds")
     return record
 
 
-def _list_places(case: Mapping[str, Any]) -> list[tuple[tuple[str, str], Mapping[str, Any]]]:
-    return [((method, test), seeds) for method, tests in case["clients"].items() for test, seeds in tests.items()]
-
-
 def _check_mean(cell: Sequence[float | None], seeds: Mapping[str, Sequence[float | None]] | None, where: str) -> None:
-    """A number of the table must be the mean of those of its clients, which are kept with three decimals."""
+    """A number of the table must be the mean over its clients, whose numbers have three decimals."""
     means = [fmean(each for each in percents if each is not None) for percents in (seeds or {}).values()]
     if not means or not cell or cell[0] is None or abs(fmean(means) - cell[0]) > 1e-3:
-        raise Damaged(f"{where} is not the mean over its clients")
+        raise Malformed(f"{where} is not the mean over its clients")
 
 
 def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,27 +312,26 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
     if shape is None:
         return {**figure, "data": None}
     data = check(value["data"], shape, "data")
-    if len(figure["config"]["seeds"]) == 1:  # the record of a single seed may be older, and say 0
+    if len(figure["config"]["seeds"]) == 1:  # older records have 0 for a single seed
         for name in ("shared", "best", "fedthe", "curves"):
             for series in _list_series(data.get(name, {})):
                 series.pop("std", None)
-    lengths = {"accuracy": "alpha", "shared": "e", "curves": "rounds"}
-    for name, axis in lengths.items():
+    for name, axis in (("accuracy", "alpha"), ("shared", "e"), ("curves", "rounds")):
         for series in _list_series(data.get(name, {})):
             if not data[axis] or any(len(each) != len(data[axis]) for each in series.values()):
-                raise Damaged(f"{name} does not fit {axis}")
+                raise Malformed(f"{name} and {axis} differ in length")
             if name == "accuracy" and any(len(row) != len(data["beta"]) or None in row for row in series["mean"]):
-                raise Damaged("accuracy does not fit beta")
+                raise Malformed("accuracy lacks a number for some beta")
             if name == "shared" and None in series["mean"]:
-                raise Damaged("shared has no number for every e")
+                raise Malformed("shared lacks a number for some e")
     for name in ("best", "fedthe") if "shared" in data else ():
         if not data["shared"].keys() <= data[name].keys():
-            raise Damaged(f"{name} lacks a test")
+            raise Malformed(f"{name} lacks a test")
     return {**figure, "data": data}
 
 
 def _list_series(value: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each test, or of each method and test."""
+    """The series of each test, or of each method and test."""
     if any("mean" in each for each in value.values()):
         return [*value.values()]
     return [series for tests in value.values() for series in tests.values()]

@@ -1,4 +1,4 @@
-"""What is known sample by sample: the two heads, their weights, and examples to look at."""
+"""Per-sample data: the accuracy of both heads, their weights, and examples to look at."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment import EXAMPLES, Results
+from ..experiment.results import Results
+from ..experiment.work import EXAMPLES
 from .data import BINS, Example, Percents, Weights
 from .read import Samples, read_examples
 
 HEADS = ("global", "personal")
-SHOWN_EXAMPLES = 9  # of every test, right and wrong ones by turns
+SHOWN_EXAMPLES = 9  # of each test, correct and wrong ones in turn
 
 
 def has_labels(samples: Samples) -> bool:
@@ -23,7 +24,7 @@ def has_labels(samples: Samples) -> bool:
 
 
 def score_heads(samples: Samples, tests: Sequence[str], clients: int) -> dict[str, dict[str, Percents]]:
-    """By test and head: percent right of every client, where both heads' answers are known."""
+    """The accuracy of each client by test and head, if samples have the answers of both heads."""
     scored: dict[str, dict[str, Percents]] = {}
     for test in tests:
         heads: dict[str, Percents] = {
@@ -40,7 +41,7 @@ def _rate(answers: np.ndarray | None, labels: np.ndarray | None) -> float | None
 
 
 def spread_weights(seeds: Sequence[Samples]) -> dict[str, Weights]:
-    """By test: how much the personal head counts, over all clients and seeds."""
+    """The weight of the personal head by test, over all clients and seeds."""
     found: dict[str, list[np.ndarray]] = {}
     for samples in seeds:
         for name, values in samples.items():
@@ -56,19 +57,18 @@ def spread_weights(seeds: Sequence[Samples]) -> dict[str, Weights]:
 
 
 def pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples]) -> list[Example]:
-    """Some samples of every test, those that the last method answers right and wrong by turns."""
-    seed = int(results.examples.partition("-")[0])
-    images = read_examples(results)
-    known = {method: kept for (method, where), kept in samples.items() if where == seed}
+    """Samples of each test, in turn one that the last method answers correctly and one that it gets wrong."""
+    images, seed = read_examples(results), results.examples["seed"]
+    known = {method: kept for (method, at), kept in samples.items() if at == seed}
     labelled = [kept for kept in known.values() if has_labels(kept)]
-    if not labelled:  # answers of earlier versions
+    if not labelled:  # files of earlier versions
         return []
     judge = labelled[-1]
     picked = []
     for test in results.tests:
         places = [
             (k, i)
-            for i in range(EXAMPLES)  # the first of every client before the second of any
+            for i in range(EXAMPLES)  # the first of each client before the second of any
             for k in range(results.config.clients)
             if i < min(len(images.get(f"{test}/{k}", ())), len(judge.get(f"{test}/{k}/label", ())))
             if f"{test}/{k}/right" in judge

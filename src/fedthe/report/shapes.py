@@ -1,23 +1,22 @@
-"""Values from files, checked against the shape that they must have, so that nothing after this meets another.
+"""Check values from files against a shape.
 
-A shape is a Number, a Text, [shape] for a list, {str: shape} for a dict, {"a": shape, "b?": shape} for named fields of
-which the second may be missing, Maybe(shape) where null is allowed, and PLAIN for a setting of any kind.
+A shape is a Number, a Text, [shape] for a list, {str: shape} for a dict, {"a": shape, "b?": shape} for named fields, of
+which b is optional, Maybe(shape) if null is allowed, and PLAIN for a setting of any kind.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..text import flatten
+from ..text import flatten, quote
 
-LONGEST = 20_000  # characters of a text
+LONGEST = 20_000  # characters of a string
 MOST = 1_000_000  # entries of a list or dict
 
 
-class Damaged(ValueError):
-    """Says where, and what is wrong there."""
+class Malformed(ValueError):
+    """A value in a file has the wrong shape: where, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,18 @@ class Maybe:
 
 @dataclass(frozen=True)
 class Plain:
-    """A text, a number, true, false, null, or a list of such."""
+    """A string, a number, true, false, null, or a list of these."""
+
+    lists: bool = True
 
 
 PERCENT, AMOUNT, COUNT = Number(0, 100), Number(0), Number(0, 2**53, whole=True)
 NAME, TEXT, PLAIN = Text(300), Text(), Plain()
+SCALAR = Plain(lists=False)
 
 
 def check(value: Any, shape: Any, where: str) -> Any:
-    """A copy of `value` with what `shape` names and nothing else."""
+    """A copy of `value` with the fields that `shape` names and no others."""
     match shape:
         case Maybe(inner):
             return None if value is None else check(value, inner, where)
@@ -56,12 +58,12 @@ def check(value: Any, shape: Any, where: str) -> Any:
         case Text():
             return _check_text(value, shape, where)
         case Plain():
-            return _check_plain(value, where)
+            return _check_plain(value, shape, where)
         case [inner]:
             _refuse_unless(isinstance(value, list | tuple) and len(value) <= MOST, value, "a list", where)
             return [check(each, inner, f"{where}[{i}]") for i, each in enumerate(value)]
         case dict():
-            _refuse_unless(isinstance(value, dict) and len(value) <= MOST, value, "a table", where)
+            _refuse_unless(isinstance(value, dict) and len(value) <= MOST, value, "an object", where)
             return _check_fields(value, shape, where)
     raise AssertionError(f"no shape: {shape!r}")
 
@@ -76,7 +78,7 @@ def _check_fields(value: dict[str, Any], shape: dict[Any, Any], where: str) -> d
         if name in value:
             checked[name] = check(value[name], inner, f"{where}.{name}")
         elif name == field:
-            raise Damaged(f"{flatten(where, 100)} has no {name!r}")
+            raise Malformed(f"{flatten(where, 100)} has no {name!r}")
     return checked
 
 
@@ -84,43 +86,25 @@ def _check_number(value: Any, shape: Number, where: str) -> float:
     kind = "a whole number" if shape.whole else "a number"
     kinds = (int,) if shape.whole else (int, float)
     _refuse_unless(type(value) in kinds, value, kind, where)
-    inside = shape.low <= value <= shape.high  # not so for NaN; and no float of an int that is too large for one
+    inside = shape.low <= value <= shape.high  # False for NaN; no overflow for a large int
     _refuse_unless(inside, value, f"{kind} from {shape.low:g} to {shape.high:g}", where)
     return value  # type: ignore[no-any-return]
 
 
 def _check_text(value: Any, shape: Text, where: str) -> str:
-    _refuse_unless(isinstance(value, str), value, "a text", where)
-    _refuse_unless(len(value) <= shape.longest, value, f"a text of at most {shape.longest} characters", where)
+    _refuse_unless(isinstance(value, str), value, "a string", where)
+    _refuse_unless(len(value) <= shape.longest, value, f"a string of at most {shape.longest} characters", where)
     return value  # type: ignore[no-any-return]
 
 
-def _check_plain(value: Any, where: str) -> Any:
-    if isinstance(value, list | tuple):
-        _refuse_unless(len(value) <= MOST, value, "a list", where)
-        return [_check_scalar(each, where) for each in value]
-    return _check_scalar(value, where)
-
-
-def _check_scalar(value: Any, where: str) -> Any:
+def _check_plain(value: Any, shape: Plain, where: str) -> Any:
+    if shape.lists and isinstance(value, list | tuple):
+        return check(value, [SCALAR], where)
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):
-        return _check_text(value, TEXT, where)
-    return _check_number(value, Number(), where)
+    return check(value, TEXT if isinstance(value, str) else Number(), where)
 
 
-def _refuse_unless(right: bool, value: Any, kind: str, where: str) -> None:
-    if not right:
-        raise Damaged(f"{flatten(where, 100)} is {_show(value)}, not {kind}")
-
-
-def _show(value: Any) -> str:
-    """Short, whatever it is: no repr of what may be nested deeply, or a number of many digits."""
-    if isinstance(value, str):
-        return repr(flatten(value, 40))
-    if isinstance(value, float) or value is None or isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int):
-        return str(value) if abs(value) < 10**18 else f"a number of about {int(math.log10(abs(value))) + 1} digits"
-    return f"a {'list' if isinstance(value, list | tuple) else 'table'} of {len(value)}"
+def _refuse_unless(fits: bool, value: Any, kind: str, where: str) -> None:
+    if not fits:
+        raise Malformed(f"{flatten(where, 100)} is {quote(value, 40)}, not {kind}")

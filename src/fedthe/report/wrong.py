@@ -1,4 +1,4 @@
-"""What somebody named in place of a run, and what to name instead: one sentence for each kind of mistake."""
+"""Why a path is not a run or a record, and what to name instead: one sentence for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -9,33 +9,19 @@ RUN_OR_RECORD = f"{RUN}, or a record of `fedthe table --save`"
 
 
 def explain(path: Path, wanted: str = RUN_OR_RECORD) -> str:
-    """Why there is nothing to show at `path`, and the way out. It opens nothing, for a pipe would be waited for."""
-    if path.is_dir():
-        return _explain_folder(path, wanted)
-    if path.is_file():
-        return _explain_file(path, wanted)
+    """Why there is nothing to show at `path`, and what to do. Opens no file: a pipe would block."""
     if not path.exists():
         return f"{path} does not exist; {wanted}."
-    return f"{path} is neither a file nor a folder; {wanted}."
-
-
-def _explain_folder(path: Path, wanted: str) -> str:
-    runs = sorted(each.parent for each in path.glob("*/config.json"))
-    if runs:
+    if not path.is_dir() and not path.is_file():
+        return f"{path} is neither a file nor a folder; {wanted}."
+    if path.suffix == ".toml" and path.is_file():
+        return f"{path} is a config, not a run; `fedthe run {path}` runs it and prints the folder."
+    if path.is_dir() and (runs := sorted(each.parent for each in path.glob("*/config.json"))):
         more = ", ..." if len(runs) > 3 else ""
-        named = ", ".join(str(each) for each in runs[:3])
-        return f"{path} holds no run and no record itself, but folders of runs; name one of them: {named}{more}."
-    if (path.parent / "config.json").is_file():
-        return f"{path} is a part of a run; name the folder of the run, {path.parent}."
-    if not any(path.iterdir()):
-        return f"{path} is an empty folder: it holds no run and no record; {wanted}."
-    return f"{path} holds no run and no record of a table or a figure; {wanted}."
-
-
-def _explain_file(path: Path, wanted: str) -> str:
-    if path.suffix == ".toml":
-        return f"{path} is a config, not a run; `fedthe run {path}` makes a run of it, and says in which folder."
+        return f"{path} is not a run but holds runs; name one of them: {', '.join(map(str, runs[:3]))}{more}."
     for folder in (path.parent, path.parent.parent):
         if (folder / "config.json").is_file():
-            return f"{path} is a part of a run; name the folder of the run, {folder}."
+            return f"{path} is part of a run; name the folder of the run, {folder}."
+    if path.is_dir() and not any(path.iterdir()):
+        return f"{path} is an empty folder and holds no run; {wanted}."
     return f"{path} holds no run and no record of a table or a figure; {wanted}."

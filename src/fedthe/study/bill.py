@@ -1,28 +1,33 @@
-"""What tables would cost, before anything runs: trainings that they share are counted once."""
+"""The cost of tables before anything runs. Shared trainings count once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
-from ..bench import ANSWER_MEMO, FULL, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED, Bench
+from ..bench.lab import ANSWER_MEMO, ROUND, ROUND_CCT, ROUND_RESNET, ROUND_STACKED
+from ..bench.result import Bench
+from ..bench.workload import FULL
 from ..config import Config
 from ..data import load_dataset
-from ..engine.train import count_sampled
+from ..engine.server import count_sampled
 from ..engine.visit import Training
-from ..experiment import group_by_training, make_methods
-from ..methods.base import Method, Predictor, describe, find_sender
+from ..experiment.training import group_by_training
+from ..methods.base import Method, Predictor
+from ..methods.compose import describe
+from ..methods.make import make_methods
 from ..methods.memo import Memo
 from ..store import content_hash
-from .probing import MODES, PRETRAIN_EPOCHS
+from .figures.probing import MODES, PRETRAIN_EPOCHS
 from .tables import Table, plan_cases
 
-POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; the second is rounded
-SPLIT = 0.6, 0.2  # of a client's rows: for training, and for testing
-TESTS = 6  # where a run asks for all: an upper bound, for natural shifts and mixtures are smaller
+POOLS = {"cifar10": (50_000, 10), "imagenet32": (110_000, 86)}  # images and classes; rounded for imagenet32
+SPLIT = 0.6, 0.2  # shares of a client's rows for training and for testing
+TESTS = 6  # in a run of all tests: an upper bound, since natural shifts and mixtures are smaller
 ROUNDS = {"cnn": ROUND_STACKED, "resnet20_gn": ROUND_RESNET, "cct4": ROUND_CCT}
-IMAGES_OF_ROUND = FULL.clients * FULL.train * (Training.local_epochs + Training.personal_epochs)  # of the bench's round
+IMAGES_OF_ROUND = FULL.clients * FULL.train * (Training.local_epochs + Training.personal_epochs)  # in the bench
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Bill:
     rounds: int = 0
     images: float = 0  # visited in training
     samples: float = 0  # answered
-    seconds: float | None = 0  # on this machine; None where it was not measured
+    seconds: float | None = 0  # on this machine; None if its speed was not measured
 
     def __add__(self, other: Bill) -> Bill:
         timed = self.seconds is not None and other.seconds is not None
@@ -40,7 +45,7 @@ class Bill:
 
 
 def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | None, **settings: Any) -> dict[str, Bill]:
-    """By table: what it adds to those before it."""
+    """By table, what it adds to the tables before it."""
     paid: set[str] = set()
     bills = {}
     for table, methods in tables:
@@ -52,17 +57,17 @@ def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | No
 
 
 def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[Bill]:
-    """Every training and every method's answers of a run, unless paid for, by what they depend on; then they are."""
-    rows, classes = _measure_pool(config)
+    """The cost of the trainings and answers that are not in `paid` yet; their hashes are added to it."""
+    rows, classes = _measure_pool(config.dataset, config.size)
     methods = make_methods(config, classes, 3, 32)
     data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
     for seed in config.seeds:
-        sent = set()  # by those who are trained now: others do not train what goes around again
+        cores = set()  # trained here: other methods with the same core do not train the shared model again
         for trained, served in group_by_training(methods).items():
             key = content_hash(describe(trained), asdict(config.training), data, seed)
             if key not in paid:
-                yield bill_training(config, rows, bench, sends=find_sender(trained) not in sent)
-                sent.add(find_sender(trained))
+                yield bill_training(config, rows, bench, trains=trained.core not in cores)
+                cores.add(trained.core)
                 paid.add(key)
             for method in served.values():
                 tested = (config.tests, config.severity, config.samples, config.test_fraction)
@@ -72,24 +77,25 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
                     paid.add(answers)
 
 
-def _measure_pool(config: Config) -> tuple[int, int]:
-    """How many images and classes; those of the paper are known before they are at hand."""
-    if config.dataset in POOLS:
-        return POOLS[config.dataset]
-    pool = load_dataset(config.dataset, natural="none", size=config.size).pool
+@cache
+def _measure_pool(dataset: str, size: int | None) -> tuple[int, int]:
+    """The number of images and classes; the paper's datasets need not be available."""
+    if dataset in POOLS:
+        return POOLS[dataset]
+    pool = load_dataset(dataset, natural="none", size=size).pool
     return len(pool), len(pool.classes)
 
 
-def bill_training(config: Config, rows: int, bench: Bench | None, sends: bool) -> Bill:
+def bill_training(config: Config, rows: int, bench: Bench | None, trains: bool) -> Bill:
     there = count_sampled(config.clients, config.participation) / config.clients
-    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * sends + config.personal_epochs)
+    visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * trains + config.personal_epochs)
     images = config.rounds * there * visits
     return Bill(1, config.rounds, images, 0, _time_images(config, images, bench))
 
 
 def bill_pretraining(config: Config, bench: Bench | None) -> Bill:
-    """What the study of probing costs: half of the classes to pre-train on, half for three ways of fine-tuning."""
-    rows, _ = _measure_pool(config)
+    """The probing study: pre-training on half of the classes, and three ways of fine-tuning on the other half."""
+    rows, _ = _measure_pool(config.dataset, config.size)
     tuning = len(MODES) * SPLIT[0] * config.train_fraction * config.personal_epochs
     images = len(config.seeds) * rows / 2 * (PRETRAIN_EPOCHS + tuning)
     return Bill(len(config.seeds), 0, images, 0, _time_images(config, images, bench))
@@ -114,12 +120,12 @@ def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None)
 
 
 def _count_passes(predictor: Predictor) -> int:
-    """Of one sample, a backward pass being worth two forward ones."""
+    """Forward passes per sample; a backward pass counts as two."""
     forward, backward = predictor.passes
     return forward + 2 * backward
 
 
 def _find(bench: Bench | None, *names: str) -> float | None:
-    """The first of some rows that was measured."""
+    """The value of the first of these rows that has one."""
     values = {row.name: row.value for row in bench.rows} if bench else {}
     return next((values[name] for name in names if values.get(name) is not None), None)

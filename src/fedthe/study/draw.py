@@ -1,15 +1,17 @@
-"""Pictures of what `figures.py` measures. A test, and a method, has the same colour in all of them."""
+"""Figures as PNG. A method or a test has the same colour in all of them."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..names import PROBE_NAMES, name_method
 from ..pictures import save
 from ..text import clean
 
@@ -27,18 +29,19 @@ TEST_COLOURS = {
     "mixture": "#222222",
     "corrupted_ooc": "#b8860b",
 }
-MORE_COLOURS = ("#117733", "#44aa99", "#999933")  # natural shifts by other names
-METHODS = {  # what they are called in front of people, and their colours
-    "fedavg": ("FedAvg", "#888888"),
-    "fedavg_ft": ("FedAvg + FT", "#56b4e9"),
-    "memo_p": ("MEMO (P)", "#0072b2"),
-    "t3a": ("T3A", "#009e73"),
-    "fedrod": ("FedRoD", "#e69f00"),
-    "fedrep": ("FedRep", "#cc79a7"),
-    "fedthe": ("FedTHE", "#d62728"),
-    "fedthe_plus": ("FedTHE+", "#7b1113"),
+OTHER_TEST_COLOURS = ("#117733", "#44aa99", "#999933")  # of all other tests, in turn
+METHOD_COLOURS = {
+    "fedavg": "#888888",
+    "fedavg_ft": "#56b4e9",
+    "memo_p": "#0072b2",
+    "t3a": "#009e73",
+    "fedrod": "#e69f00",
+    "fedrep": "#cc79a7",
+    "fedthe": "#d62728",
+    "fedthe_plus": "#7b1113",
 }
-LINES = {  # styles and widths that show where curves lie on each other, as those of one training do
+OTHER_COLOURS = ("#332288", "#88ccee", "#ddcc77", "#882255", "#661100", "#6699cc")  # of all other methods, in turn
+LINES = {  # styles and widths that keep overlapping curves visible: methods of one training often overlap
     "fedavg_ft": ("-", 3.0),
     "memo_p": ("--", 1.4),
     "t3a": (":", 1.8),
@@ -46,27 +49,15 @@ LINES = {  # styles and widths that show where curves lie on each other, as thos
     "fedthe": ("-", 3.0),
     "fedthe_plus": ("--", 1.4),
 }
-NAMES = {  # of methods that have no colour of their own
-    "gma": "GMA",
-    "term": "TERM",
-    "memo_g": "MEMO (G)",
-    "apfl": "APFL",
-    "ditto": "Ditto",
-    "per_fedavg": "Per-FedAvg",
-    "knn_per": "kNN-Per",
-    "ttt": "TTT",
-    "tsa": "TSA",
-}
-OTHERS = ("#332288", "#88ccee", "#ddcc77", "#882255", "#661100", "#6699cc")  # methods without a colour of their own
-MODES = {"lp": ("LP", "#56b4e9"), "ft": ("FT", "#e69f00"), "lpft": ("LP-FT", "#7b1113")}
-CLAIM = (1.5, 2.5)  # times fewer rounds, says the paper
-LONGEST = 5.0  # where bars of times end, for a bar of twenty hides those of two
-DEFAULT = 0.1  # alpha and beta as the method has them
+PROBE_COLOURS = {"lp": "#56b4e9", "ft": "#e69f00", "lpft": "#7b1113"}
+CLAIM = (1.5, 2.5)  # times fewer rounds, according to the paper
+LONGEST = 5.0  # bars are cut here: a speed-up of 20 would hide those of 2
+DEFAULT = 0.1  # of alpha and beta
 MARKERS = "o^sDvPX*"
 
 
 def draw_curves(measured: Measured, path: Path) -> None:
-    """A panel for every test, with bands of one standard deviation, and one for how much faster ours are."""
+    """A panel for each test, with bands of one standard deviation, and one for the speed-up of our methods."""
     data, titles = measured["data"], measured["tests"]
     curves, rounds = data["curves"], data["rounds"]
     tests = [test for test in titles if any(test in scores for scores in curves.values())]
@@ -80,7 +71,7 @@ def draw_curves(measured: Measured, path: Path) -> None:
             panel.plot(rounds, mean, style, color=colour, label=name, lw=width)
             panel.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.08, lw=0)
         _head(panel, measured, test)
-        panel.set(xlabel="rounds", ylabel="percent right")
+        panel.set(xlabel="rounds", ylabel="accuracy (%)")
     if data["speed"]:
         _draw_speed(axes[len(tests)], data["speed"], looks)
     _put_legend(figure, *axes[0].get_legend_handles_labels())
@@ -114,41 +105,30 @@ def _say_speed(each: Measured) -> str:
 
 
 def draw_gains(measured: Measured, path: Path) -> None:
-    """Bars by test and method."""
-    data = measured["data"]
-    baseline = METHODS.get(data["baseline"], (data["baseline"],))[0]
-    _draw_gains(measured, f"points more than {baseline}", path)
+    """Bars by test and method: the gain over a baseline, or over frozen splits."""
+    gains, baseline = measured["data"]["gains"], measured["data"].get("baseline")
+    bars = {name: (colour, gains[method]) for method, (name, colour) in look_up(gains).items()}
+    _draw_bars(measured, bars, f"points above {name_method(baseline) if baseline else 'frozen splits'}", path)
 
 
 def draw_probing(measured: Measured, path: Path) -> None:
-    """Bars by test and way of fine-tuning."""
+    """Bars by test and kind of fine-tuning."""
     accuracy = measured["data"]["accuracy"]
-    bars = {MODES[mode][0]: (MODES[mode][1], scores) for mode, scores in accuracy.items()}
+    bars = {PROBE_NAMES[mode]: (PROBE_COLOURS[mode], scores) for mode, scores in accuracy.items()}
     seen = ", ".join(clean(name, 20) for name in measured["data"]["seen"][:12])
     note = f"; pre-trained on {seen}; clients hold the other classes"
-    _draw_bars(measured, bars, "percent right", path, note, f"{measured['config']['personal_epochs']} epochs")
-
-
-def draw_leak(measured: Measured, path: Path) -> None:
-    """Bars by test and method: what the leak adds."""
-    _draw_gains(measured, "points more than with frozen splits", path)
-
-
-def _draw_gains(measured: Measured, label: str, path: Path) -> None:
-    gains = measured["data"]["gains"]
-    bars = {name: (colour, gains[method]) for method, (name, colour) in look_up(gains).items()}
-    _draw_bars(measured, bars, label, path)
+    _draw_bars(measured, bars, "accuracy (%)", path, note, f"{measured['config']['personal_epochs']} epochs")
 
 
 def _draw_bars(
     measured: Measured,
-    bars: Mapping[str, tuple[str, Measured]],
+    bars: Mapping[str, tuple[str, Measured]],  # by name: colour and scores
     label: str,
     path: Path,
     note: str = "",
     trained: str = "",
 ) -> None:
-    """Groups by test, with a bar of a colour for every name; lines are one standard deviation over seeds."""
+    """Bars grouped by test; error bars are one standard deviation over seeds."""
     from matplotlib.figure import Figure
 
     tests = [test for test in measured["tests"] if any(test in scores for _, scores in bars.values())]
@@ -160,7 +140,9 @@ def _draw_bars(
         lines = {"elinewidth": 0.8, "ecolor": "#444444"}
         panel.bar(x, means, 0.92 * wide, yerr=stds, color=colour, label=name, error_kw=lines)
     panel.axhline(0, color="#444444", lw=0.8)
-    panel.set_xticks(range(len(tests)), [_fold(measured["tests"][test]) for test in tests], parse_math=False)
+    titles = (measured["tests"][test].replace("_", " ") for test in tests)  # long where they name a file
+    folded = ["\n".join(textwrap.wrap(title, 15, break_on_hyphens=False)) for title in titles]
+    panel.set_xticks(range(len(tests)), folded, parse_math=False)
     for tick, test in zip(panel.get_xticklabels(), tests, strict=True):
         tick.set_color(colour_of(test, measured["tests"]))
     panel.tick_params(axis="x", length=0)
@@ -173,7 +155,7 @@ def _draw_bars(
 
 
 def draw_alpha_beta(measured: Measured, path: Path) -> None:
-    """A heat map for every test; what the method uses has a frame."""
+    """A heat map for each test; the defaults have a frame."""
     from matplotlib.patches import Rectangle
 
     data = measured["data"]
@@ -195,11 +177,11 @@ def draw_alpha_beta(measured: Measured, path: Path) -> None:
         panel.set(xlabel="beta", ylabel="alpha")
         _head(panel, measured, test, grid=False)
         figure.colorbar(image, ax=panel, fraction=0.05, pad=0.02)
-    _finish(figure, measured, path, "percent right; each panel has its own scale; framed: what the method uses")
+    _finish(figure, measured, path, "accuracy (%); each panel has its own colour scale; framed: the method's defaults")
 
 
 def draw_interpolation(measured: Measured, path: Path) -> None:
-    """A panel for every test: a curve over e, the bound above it, and FedTHE."""
+    """A panel for each test: accuracy over e, the bound of each client's best e, and FedTHE."""
     data = measured["data"]
     tests = [test for test in measured["tests"] if test in data["shared"]]
     figure, axes = _make_panels(len(tests))
@@ -208,16 +190,16 @@ def draw_interpolation(measured: Measured, path: Path) -> None:
         panel.fill_between(data["e"], mean - std, mean + std, color="#0072b2", alpha=0.12, lw=0)
         panel.plot(data["e"], mean, color="#0072b2", marker=".", ms=4, label="one e for all clients")
         best, ours = data["best"][test]["mean"], data["fedthe"][test]["mean"]
-        panel.axhline(best, color="#444444", ls="--", lw=1.4, label="every client's best e (needs test labels)")
-        panel.axhline(ours, color=METHODS["fedthe"][1], lw=1.6, label="FedTHE (an e for every sample)")
-        panel.set(xlabel="e: personal at 0, global at 1", ylabel="percent right", xlim=(0, 1))
+        panel.axhline(best, color="#444444", ls="--", lw=1.4, label="each client's best e (needs test labels)")
+        panel.axhline(ours, color=METHOD_COLOURS["fedthe"], lw=1.6, label=f"{name_method('fedthe')} (an e per sample)")
+        panel.set(xlabel="e: personal at 0, global at 1", ylabel="accuracy (%)", xlim=(0, 1))
         _head(panel, measured, test)
     _put_legend(figure, *axes[0].get_legend_handles_labels())
     _finish(figure, measured, path, _say_spread(measured, "band"))
 
 
 def draw_weights(measured: Measured, path: Path) -> None:
-    """A panel for every test: the density of 1 - e with history, filled, and without, as a line."""
+    """A panel for each test: the density of 1 - e with history (filled) and without (line)."""
     data = measured["data"]
     edges, names = np.array(data["edges"]), {"fedthe": "with history", "ablation_11": "without history"}
     tests = [test for test in measured["tests"] if test in data["weights"]["fedthe"]]
@@ -231,17 +213,17 @@ def draw_weights(measured: Measured, path: Path) -> None:
             panel.stairs(each["density"], edges, fill=filled, color=shade, alpha=0.45 if filled else 1, lw=1.3)
             label = f"{name}, mean {each['mean']:.2f}"
             panel.axvline(each["mean"], color=shade, ls="-" if filled else ":", lw=1.6, label=label)
-        # most samples are at the ends, and the few between are what differs
+        # most samples are at the ends; the few in between differ
         panel.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
         panel.set(xlabel="1 - e: global at 0, personal at 1", ylabel="density, root scale", xlim=(0, 1))
         panel.set_ylim(bottom=0)
         panel.legend(fontsize=7, frameon=False, loc="best")
         _head(panel, measured, test)
-    _finish(figure, measured, path, "filled: with history; line: without (ablation 11); upright: means")
+    _finish(figure, measured, path, "filled: with history; line: without (ablation 11); vertical lines: means")
 
 
 def draw_features(measured: Measured, path: Path) -> None:
-    """Two panels of t-SNE, coloured by test and shaped by client."""
+    """Two t-SNE panels: colour is the test, shape the client."""
     from matplotlib.lines import Line2D
 
     data = measured["data"]
@@ -274,30 +256,24 @@ def _embed(features: np.ndarray) -> np.ndarray:
     return np.asarray(TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(features))
 
 
-def name_method(method: str) -> str:
-    """What a method is called in front of people."""
-    return METHODS[method][0] if method in METHODS else NAMES.get(method, clean(method))
-
-
-def look_up(methods: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """The name and the colour of each method; those that have none are given some."""
-    strange = [method for method in methods if method not in METHODS]
-    given = {method: (name_method(method), OTHERS[i % len(OTHERS)]) for i, method in enumerate(strange)}
-    return {method: METHODS[method] if method in METHODS else given[method] for method in methods}
+def look_up(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The display name and the colour of each method."""
+    others = iter(cycle(OTHER_COLOURS))
+    return {method: (name_method(method), METHOD_COLOURS.get(method) or next(others)) for method in methods}
 
 
 def colour_of(test: str, tests: Iterable[str]) -> str:
-    """Of one of the tests that are shown; natural shifts by other names share some colours."""
+    """The colour of one of `tests`."""
     if test in TEST_COLOURS:
         return TEST_COLOURS[test]
-    strange = [each for each in tests if each not in TEST_COLOURS]
-    return MORE_COLOURS[strange.index(test) % len(MORE_COLOURS)]
+    others = [each for each in tests if each not in TEST_COLOURS]
+    return OTHER_TEST_COLOURS[others.index(test) % len(OTHER_TEST_COLOURS)]
 
 
 def _make_panels(
     count: int, columns: int = 3, width: float = 3.9, height: float = 3.0
 ) -> tuple[Figure, Sequence[Axes]]:
-    """A figure, and its panels row by row; those beyond `count` are taken away."""
+    """A figure, and its first `count` panels row by row; the others are removed."""
     from matplotlib.figure import Figure
 
     columns = min(columns, count)
@@ -310,10 +286,10 @@ def _make_panels(
 
 
 def _put_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """Below the panels, in as many columns as the figure is wide enough for."""
+    """Below the panels, in as many columns as fit."""
 
     def measure(columns: int) -> float:
-        """Inches, at this size of letters; a column is as wide as its longest label."""
+        """Inches at this font size; a column is as wide as its longest label."""
         parts = np.array_split([len(label) for label in labels], columns)
         return float(sum(0.55 + 0.085 * part.max() for part in parts))
 
@@ -328,11 +304,6 @@ def _head(panel: Axes, measured: Measured, test: str, grid: bool = True) -> None
         panel.spines[["top", "right"]].set_visible(False)
 
 
-def _fold(title: str) -> str:
-    """A long title in short lines; a pool may be named after its file."""
-    return "\n".join(textwrap.wrap(title.replace("_", " "), 15, break_on_hyphens=False))
-
-
 def describe_settings(config: Measured, trained: str = "") -> str:
     kind, _, where = config["dataset"].partition(":")
     seeds = ("seeds " if len(config["seeds"]) > 1 else "seed ") + ", ".join(map(str, config["seeds"]))
@@ -344,7 +315,7 @@ def describe_settings(config: Measured, trained: str = "") -> str:
         trained or f"{config['rounds']} round{'s' if config['rounds'] != 1 else ''}",
         seeds,
     ]
-    if config.get("standardize"):  # files that are older do not say
+    if config.get("standardize"):  # missing in older files
         parts.append("standardized images")
     if config["samples"]:
         parts.append(f"at most {config['samples']} samples of each test")
@@ -352,15 +323,15 @@ def describe_settings(config: Measured, trained: str = "") -> str:
 
 
 def _say_spread(measured: Measured, what: str) -> str:
-    """A single seed has no deviation, so there is nothing to explain."""
+    """What bands or lines show; a single seed has none."""
     several = len(measured["config"]["seeds"]) > 1
     return f"{what}: one standard deviation over seeds" if several else "one seed"
 
 
 def _finish(figure: Figure, measured: Measured, path: Path, note: str = "", trained: str = "") -> None:
-    """Say what it is and how it was measured, and save it. `trained`: for how long, if not for rounds."""
+    """Add the title and the settings, and save. `trained` replaces the number of rounds."""
     said = [measured["title"], describe_settings(measured["config"], trained), note]
-    letters = int(13 * figure.get_figwidth())  # in a line of this size
+    letters = int(13 * figure.get_figwidth())  # per line at this font size
     lines = [line for part in said for line in textwrap.wrap(part, letters)]
     figure.suptitle("\n".join(lines), fontsize=9.5, parse_math=False)
     save(figure, path)

@@ -1,4 +1,4 @@
-"""Run a table of the paper and keep what came of it: ours beside the paper's, and what it was measured with."""
+"""Run a table of the paper and record its numbers, with everything they depend on."""
 
 from __future__ import annotations
 
@@ -7,42 +7,34 @@ from pathlib import Path
 from typing import Any
 
 from .. import store
+from ..data import load_dataset
 from ..errors import InputError
-from ..experiment import Results, run
+from ..experiment.results import Results
+from ..experiment.run import run_prepared
+from ..experiment.work import prepare
 from ..text import flatten
-from .tables import AVERAGE, Case, Table, fill_table, plan_cases
+from .tables import AVERAGE, Table, TableCase, fill_table, plan_cases
 
 FORMAT = 1
-# The paper's data, as our loaders name it: on another dataset no number is the paper's.
+# The paper's datasets and natural shifts, as our loaders name them. Numbers on others are not compared.
 PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "imagenet-r", "imagenet-v2"}}
-# Of the decoded training images, where we have seen the published ones: a name can be given to anything. We have seen
-# neither ImageNet-32 nor a natural shift, so whether those are the published ones is not checked, and that is said.
+# Digests of the decoded training images, because a name proves nothing. We have neither ImageNet-32 nor a natural shift
+# of the paper, so their content is not checked, and the record says so.
 PAPER_DIGESTS = {"cifar10": "52115a721773f77e52fc176838060b67ff1ff84c743c8bdf182ec0128043940d"}
-# Settings that may differ without making it another experiment: where and how it runs, and what is said elsewhere.
-FREE = {
-    "name",
-    "out",
-    "engine",
-    "device",
-    "precision",
-    "threads",
-    "tolerate",
-    "checkpoint_seconds",
-    "keep",
-    "curve",
-    "methods",
-    "dataset",
-    "natural",
-}
+# Settings that may differ from the paper's: where and how an experiment runs, and what is compared separately.
+HOW = {"name", "out", "engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "keep", "curve"}
+FREE = HOW | {"methods", "dataset", "natural"}
 
 
-def run_cases(cases: Sequence[Case]) -> list[tuple[Case, Results]]:
-    """Run what `plan_cases` says, or take what is there."""
-    return [(case, run(case.config)) for case in cases]
+def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:
+    """Run the cases of a table, which share a dataset, or read the results of those that have run."""
+    first = cases[0].config
+    dataset = load_dataset(first.dataset, natural=first.natural, size=first.size)
+    return [(case, run_prepared(case.config, *prepare(case.config, dataset))) for case in cases]
 
 
-def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, Any]:
-    """`rows[method][test] = [mean, std over seeds]` as the paper's tables have it, and all it came from."""
+def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, Any]:
+    """`rows[method][test] = [mean, std over seeds]` as in the paper's tables, with everything they depend on."""
     rows = fill_table(table, [(case, results.scores()) for case, results in done])
     if not rows:
         reasons = sorted({why for _, results in done for why in results.failures.values()})
@@ -65,18 +57,18 @@ def make_record(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str,
 
 
 def read_record(table: Table, folder: Path) -> dict[str, Any]:
-    """What `make_record` gave, from a file that was written with it."""
+    """What `make_record` gave, from its file."""
     path = folder / f"{table.id}.json"
     record = store.read_sealed(path)
     if record is None:
         raise InputError(f"{path} does not exist; run `fedthe table {table.id} --save {folder}`.")
     if (record.get("id"), record.get("format")) != (table.id, FORMAT):
-        raise InputError(f"{path} is no record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
+        raise InputError(f"{path} is not a record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
     return record
 
 
-def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns: Sequence[str]) -> list[str]:
-    """The columns that were measured on what the paper measured on: by content where that is known, else by name."""
+def find_comparable(table: Table, done: Sequence[tuple[TableCase, Results]], columns: Sequence[str]) -> list[str]:
+    """The columns measured on the paper's data: by digest if it is known, else by name."""
     case, results = done[0]
     dataset = table.setting["dataset"]
     if case.config.dataset.partition(":")[0] != dataset or dataset not in PAPER_SHIFTS:
@@ -86,14 +78,14 @@ def find_comparable(table: Table, done: Sequence[tuple[Case, Results]], columns:
     papers, shifts = PAPER_SHIFTS[dataset], results.pools
     others = {test for test, shift in shifts.items() if shift not in papers}
     if set(shifts.values()) != papers:
-        others.add("mixture")  # it has a part that is not the paper's, or lacks one
+        others.add("mixture")  # part of it is not the paper's, or is missing
     tests = {column: test for case, _ in done for column, test in case.columns.items()}
     alike = [column for column in columns if column in tests and tests[column] not in others]
     return [*alike, AVERAGE] if AVERAGE in columns and len(alike) == len(columns) - 1 else alike
 
 
 def list_unchecked(results: Results) -> list[str]:
-    """Data that goes by the name of the paper's, and whose content we have nothing to compare with."""
+    """Datasets that have the name of the paper's, but whose digest we do not know."""
     dataset = results.config.dataset.partition(":")[0]
     pool = [dataset] if dataset in PAPER_SHIFTS and dataset not in PAPER_DIGESTS else []
     return [*pool, *(name for name in results.pools.values() if name in PAPER_SHIFTS.get(dataset, ()))]
@@ -103,8 +95,8 @@ def say_unchecked(names: Sequence[str]) -> str:
     return f"Compared by name: no digest of {', '.join(names)} is known, so its content was not checked."
 
 
-def list_changes(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str, list[Any]]:
-    """Settings that are not the paper's, by name: ours and the paper's."""
+def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, list[Any]]:
+    """Settings that differ from the paper's, by name: ours and the paper's."""
     changed: dict[str, list[Any]] = {}
     for (case, _), planned in zip(done, plan_cases(table), strict=True):
         ours, papers = case.config.as_dict(), planned.config.as_dict()
@@ -112,7 +104,7 @@ def list_changes(table: Table, done: Sequence[tuple[Case, Results]]) -> dict[str
     return changed
 
 
-def describe_case(case: Case, results: Results) -> dict[str, Any]:
+def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
     return {
         "columns": dict(case.columns),
         "config": case.config.as_dict(),
@@ -121,13 +113,13 @@ def describe_case(case: Case, results: Results) -> dict[str, Any]:
         "failures": dict(results.failures),
         "trainings": [dict(training) for training in results.trainings.values()],
         "clients": list_clients(results),
-        "seconds": results.seconds,  # of this run: what was there already took none
+        "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
     }
 
 
 def list_clients(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
-    """Percent right by method, test and seed, of client 0, 1, ...; None where a client has no such test."""
+    """Accuracy of client 0, 1, ... by method, test and seed; None if a client lacks the test."""
     clients = 1 + max((row.client for row in results.rows), default=-1)
     listed: dict[str, dict[str, dict[str, list[float | None]]]] = {}
     for row in results.rows:
@@ -137,7 +129,7 @@ def list_clients(results: Results) -> dict[str, dict[str, dict[str, list[float |
 
 
 def time_samples(results: Results) -> dict[str, float]:
-    """By method: milliseconds per sample, over all streams."""
+    """Milliseconds per sample by method, over all test streams."""
     spent: dict[str, float] = {}
     samples: dict[str, int] = {}
     for row in results.rows:

@@ -1,8 +1,8 @@
-"""The paper's tables for a terminal: ours beside the paper's, a list of all, and what they would cost."""
+"""The paper's tables as text: our numbers beside the paper's, and what a table would cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..text import say_value
@@ -13,21 +13,21 @@ from .tables import AVERAGE, Table
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
 Rows = list[list[str]]
 Grid = tuple[list[str], Rows]  # a head, and rows
-Number = Sequence[float]  # with its deviation, where it has one
+Number = Sequence[float]  # a mean and, where there is one, its standard deviation
 
 
 def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
-    """Ours ± the deviation over seeds; below, the paper's and the difference, where both measured the same."""
+    """Ours ± the standard deviation over seeds; below, the paper's and the difference, where both are comparable."""
     head = ["", *(SHORT.get(column, column) for column in record["columns"])]
     return head, _lay_out_rows(table, record, _say_cell)
 
 
 def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number, Number | None], str]) -> Rows:
-    """Every row's name and cells; `say` gets ours and, where both measured the same, the paper's."""
+    """Every row's name and cells. `say` gets our number and, where comparable, the paper's."""
     rows = []
     several = len(record["cases"][0]["config"]["seeds"]) > 1
     for row, measured in record["rows"].items():
-        # the record of a single seed may be older, and say 0
+        # older records of a single seed hold a standard deviation of 0
         cells = {
             test: [each for each in (cell if several or test == AVERAGE else cell[:1]) if each is not None]
             for test, cell in measured.items()
@@ -44,36 +44,36 @@ def _say_cell(ours: Number, paper: Number | None) -> str:
 
 
 def say_spread(record: Mapping[str, Any]) -> str:
-    """What stands behind a ±. A single seed has no deviation over seeds."""
+    """What ± means in a table. A single seed has no standard deviation over seeds."""
     several = len(record["cases"][0]["config"]["seeds"]) > 1
     return f"ours{' ± over seeds' if several else ', one seed'}, an average ± over tests"
 
 
 def list_remarks(record: Mapping[str, Any]) -> list[str]:
-    """What a reader of the numbers must know."""
+    """What readers must know to judge the numbers."""
     remarks = [f"{column} is {name.removeprefix(column).strip(' ()')}." for column, name in record["names"].items()]
     apart = [column for column in record["columns"] if column not in record["compared"]]
     if apart and len(apart) < len(record["columns"]):
         named = ", ".join(SHORT.get(column, column) for column in apart)
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
-        remarks.append("Not the paper's data, so nothing is compared.")  # the paper's table, or one of ours
+        remarks.append("Not the paper's data, so nothing is compared.")
     if record["compared"] and record.get("unchecked"):
         remarks.append(say_unchecked(record["unchecked"]))
-    changed = [f"{name} {say_value(ours)} ({say_value(papers)})" for name, (ours, papers) in record["changed"].items()]
-    if changed:
-        remarks.append(f"Not the paper's settings: {', '.join(changed)}.")
+    said = {
+        name: ["default" if each is None else say_value(each) for each in both]
+        for name, both in record["changed"].items()
+    }
+    if said:
+        listed = ", ".join(f"{name} {ours} ({papers})" for name, (ours, papers) in said.items())
+        remarks.append(f"Not the paper's settings: {listed}.")
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
 
 
-def lay_out_list(tables: Iterable[Table]) -> Grid:
-    return ["table", "what it is", "rows"], [[each.id, each.title, str(len(each.rows))] for each in tables]
-
-
 def lay_out_bills(bills: Mapping[str, Bill]) -> Grid:
-    """What each table adds to those above it, and the sum."""
+    """What each table costs on top of those above it, and the sum."""
     total = sum(bills.values(), start=Bill(seconds=0))
     lines = [[name, *_say_bill(bill)] for name, bill in bills.items()]
     if len(bills) > 1:
@@ -94,7 +94,7 @@ def say_duration(seconds: float) -> str:
 
 
 def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
-    """The same for a page: ours, and the difference to the paper's in brackets where both measured the same."""
+    """A Markdown table: ours, and the difference from the paper's in brackets where comparable."""
     names = {column: record["names"].get(column, SHORT.get(column, column)) for column in record["columns"]}
     lines = ["| | " + " | ".join(names.values()) + " |", "|---|" + "---:|" * len(names)]
     lines += ["| " + " | ".join(row) + " |" for row in _lay_out_rows(table, record, _write_cell)]

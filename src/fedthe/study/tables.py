@@ -1,4 +1,4 @@
-"""The tables of the FedTHE paper: what each of them needs to run, and ours beside the paper's."""
+"""The tables of the FedTHE paper: the runs that each needs, and our numbers in its rows and columns."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from typing import Any
 
 from ..config import Config, make_config
 from ..errors import InputError
+from ..names import NET_NAMES
+from ..nets.make import MODELS
 from ..text import find_nearest
 
-AVERAGE = "average_over_tests"  # a column: the mean over the tests, and the deviation over them
-# How the paper's settings are said here.
-NETS: dict[str, dict[str, Any]] = {
-    "cnn": {"net": "cnn"},
-    "resnet20_gn": {"net": "resnet20_gn"},
-    "cct4": {"net": "cct4"},
-    "resnet20_gn x4": {"net": "resnet20_gn", "width": 4, "batch": 128},
-}
-KEYS = ("dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs")
-SEVERITY = "severity"  # the columns severity1 to severity5 are runs of their own
+AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
+KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
+KEYS += ["train_fraction", "test_fraction"]
+SEVERITY = "severity"  # the columns severity1 to severity5 are separate runs
 
-Cell = tuple[float, float]  # percent: the mean, and the standard deviation over seeds
-Ours = tuple[float, float | None]  # the same; a single seed has no deviation
+Ours = tuple[float, float | None]  # percent: mean and standard deviation over seeds; None for a single seed
 
 
 @dataclass(frozen=True)
@@ -37,7 +32,7 @@ class Table:
     title: str
     setting: Mapping[str, Any]
     columns: tuple[str, ...]
-    rows: Mapping[str, Mapping[str, Cell]]  # by method, as the paper names it, and column
+    rows: Mapping[str, Mapping[str, tuple[float, float]]]  # by the paper's name of the method, and column: mean and std
 
     @property
     def tests(self) -> tuple[str, ...]:
@@ -45,11 +40,11 @@ class Table:
 
 
 PAPERS_SEVEN = ("fedavg_ft", "fedrod", "fedrep", "memo_p", "t3a", "fedthe", "fedthe_plus")
-# Tables that the paper does not have: how its ImageNet experiments go where ImageNet is not at hand.
+# Not in the paper: like its ImageNet experiments, on data that is easier to get.
 OWN_TABLES = {
     "tiny-imagenet-20": Table(
         "tiny-imagenet-20",
-        "ResNet20-GN (width 4) on 20 classes of Tiny-ImageNet at 32 pixels, Dir(1.0)",
+        f"{NET_NAMES['resnet20_gn']} (width 4) on 20 classes of Tiny-ImageNet at 32 pixels, Dir(1.0)",
         {
             "dataset": "tiny_imagenet",
             "size": 32,
@@ -66,7 +61,7 @@ OWN_TABLES = {
 
 
 @dataclass(frozen=True)
-class Case:
+class TableCase:
     """One run, and which columns of the table come from which of its tests."""
 
     config: Config
@@ -77,19 +72,11 @@ class Case:
 def load_tables() -> dict[str, Table]:
     """All tables of the paper, by id."""
     text = resources.files(__package__).joinpath("paper_tables.json").read_text(encoding="utf-8")
-    return {
-        each["id"]: Table(
-            each["id"],
-            each["title"],
-            each["setting"],
-            tuple(each["columns"]),
-            {
-                row: {column: (cell[0], cell[1]) for column, cell in cells.items()}
-                for row, cells in each["rows"].items()
-            },
-        )
-        for each in json.loads(text)["tables"]
-    }
+    tables = {}
+    for each in json.loads(text)["tables"]:
+        rows = {row: {name: (mean, std) for name, (mean, std) in cells.items()} for row, cells in each["rows"].items()}
+        tables[each["id"]] = Table(**each | {"columns": tuple(each["columns"]), "rows": rows})
+    return tables
 
 
 def find_table(name: str) -> Table:
@@ -100,23 +87,22 @@ def find_table(name: str) -> Table:
 
 
 def method_of(row: str) -> str:
-    """The method that a row of the paper is: "(9) (8) with SLW = fedthe" is ablation_9."""
+    """The id of the method in a row of the paper: "(9) (8) with SLW = fedthe" is ablation_9."""
     return f"ablation_{row[1 : row.index(')')]}" if row.startswith("(") else row
 
 
-def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[Case]:
-    """The runs that a table needs. `methods` are rows of the table, or methods; settings change those of the paper."""
+def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> list[TableCase]:
+    """The runs that a table needs. `methods` names rows of the table or methods; settings override the paper's."""
     rows = pick_rows(table, methods)
-    base = {key: table.setting[key] for key in KEYS if key in table.setting} | NETS[table.setting["model"]]
-    base |= {key: table.setting[key] for key in ("train_fraction", "test_fraction") if key in table.setting}
+    base = {key: table.setting[key] for key in KEYS if key in table.setting} | MODELS[table.setting["model"]]
     base |= {"methods": [method_of(row) for row in rows], "seeds": [0, 1, 2], **settings}
     if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():
         raise InputError(f"{table.id} is about severities 1 to 5 of one test; leave severity and tests out.")
     if not table.columns[0].startswith(SEVERITY):
-        return [Case(make_config(base), {test: test for test in table.tests})]
+        return [TableCase(make_config(base), {test: test for test in table.tests})]
     return [
-        # both tests that tables of severities show, so that they share the answers
-        Case(
+        # both tests of the severity tables, so that these tables share answers
+        TableCase(
             make_config({**base, "severity": int(column.removeprefix(SEVERITY)), "tests": ["corrupted", "mixture"]}),
             {column: table.setting["test"]},
         )
@@ -124,9 +110,14 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
     ]
 
 
+def name_rows(table: Table) -> dict[str, str]:
+    """The rows of a table by our ids and by the paper's names."""
+    return {method_of(row): row for row in table.rows} | {row: row for row in table.rows}
+
+
 def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
-    """Rows of the table by the paper's names or ours; all without any."""
-    names = {method_of(row): row for row in table.rows} | {row: row for row in table.rows}
+    """Rows of the table by the paper's names or our ids; all rows if `methods` is empty."""
+    names = name_rows(table)
     for method in methods:
         if method not in names:
             raise InputError(f"{table.id} has no row {method!r}; {find_nearest(method, names)}")
@@ -135,25 +126,20 @@ def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
 
 
 def pick_tables(methods: Sequence[str]) -> list[tuple[Table, list[str]]]:
-    """Every table that has one of the methods, with those it has; all tables, whole, without any."""
-    tables = load_tables().values()
-    known = {name for table in tables for row in table.rows for name in (row, method_of(row))}
+    """Every table with one of the methods, and those it has; all tables, whole, if `methods` is empty."""
+    names = {table.id: name_rows(table) for table in load_tables().values()}
+    known = sorted({name for of_table in names.values() for name in of_table})
     for method in methods:
         if method not in known:
-            raise InputError(f"no table has a row {method!r}; {find_nearest(method, sorted(known))}")
-    found = []
-    for table in tables:
-        names = {*table.rows, *map(method_of, table.rows)}
-        here = [method for method in methods if method in names]
-        if here or not methods:
-            found.append((table, here))
-    return found
+            raise InputError(f"no table has a row {method!r}; {find_nearest(method, known)}")
+    found = {id: [method for method in methods if method in names[id]] for id in names}
+    return [(load_tables()[id], here) for id, here in found.items() if here or not methods]
 
 
 def fill_table(
-    table: Table, found: Sequence[tuple[Case, Mapping[str, Mapping[str, Ours]]]]
+    table: Table, found: Sequence[tuple[TableCase, Mapping[str, Mapping[str, Ours]]]]
 ) -> dict[str, dict[str, Ours]]:
-    """Ours, by row and column, from the (mean, std) by method and test of each case."""
+    """Our (mean, std) by row and column, from those by method and test of each case."""
     filled: dict[str, dict[str, Ours]] = {}
     for row in table.rows:
         cells = {
@@ -166,6 +152,6 @@ def fill_table(
             filled[row] = {column: cells[column] for column in table.tests if column in cells}
             if AVERAGE in table.columns and len(filled[row]) == len(table.tests):
                 means = [mean for mean, _ in filled[row].values()]
-                # of a sample, as the paper's numbers are; over seeds it is numpy's, of all there are
+                # with n - 1, as in the paper; over seeds we divide by n
                 filled[row][AVERAGE] = (statistics.mean(means), statistics.stdev(means))
     return filled

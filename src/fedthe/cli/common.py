@@ -1,0 +1,124 @@
+"""What commands share: options, tables and progress bars in the terminal, and the report after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..terminal import say
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from ..report.data import Page
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Tensorboard = Annotated[Path | None, typer.Option(help="Also write the results to this folder for TensorBoard.")]
+Mlflow = Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow: sqlite:///FILE or http://HOST.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to override.")]
+Trainings = Annotated[
+    Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
+
+
+def make_table(*columns: str, **options: Any) -> Any:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    return Table(*columns, box=SIMPLE, title_justify="left", title_style="bold", **options)
+
+
+def print_rich(what: Any, style: str | None = None) -> None:
+    """A table, or prose that wraps; text in it is no markup."""
+    from rich.console import Console
+
+    Console().print(what, style=style, markup=False, highlight=False)
+
+
+def print_grid(head: list[str], rows: list[list[str]], title: str | None = None) -> None:
+    """A table whose columns of numbers are aligned right, below a title that may be wider."""
+    if title:
+        print_rich(title, style="bold")
+    table = make_table(collapse_padding=True, pad_edge=False)
+    for i, name in enumerate(head):
+        is_number = i > 0 and rows != [] and rows[0][i][:1].isdigit()
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
+    for row in rows:
+        table.add_row(*row)
+    print_rich(table)
+
+
+@contextmanager
+def bars() -> Iterator[None]:
+    """Progress bars on standard error for whatever takes long within the block."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from ..progress.events import Event, listening
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    remark = TextColumn("{task.fields[remark]}", markup=False)
+    progress = Progress(*columns, remark, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
+
+    def listen(event: Event) -> None:
+        what = event.describe()
+        progress.start()  # not earlier: refused input prints a single line
+        if what not in tasks:
+            tasks[what] = progress.add_task(what, remark="")
+        progress.update(tasks[what], completed=event.done, total=event.total, remark=event.remark)
+
+    try:
+        with listening(listen):
+            yield
+    finally:
+        if tasks:
+            progress.stop()
+
+
+@dataclass(frozen=True)
+class Loggers:
+    """TensorBoard and MLflow, if asked for. A missing one is refused at once, before the long part."""
+
+    tensorboard: Path | None = None
+    mlflow: str | None = None
+
+    def __post_init__(self) -> None:
+        from ..report.loggers import check_mlflow, check_tensorboard
+
+        if self.tensorboard:
+            check_tensorboard(self.tensorboard)
+        if self.mlflow:
+            check_mlflow(self.mlflow)
+
+    def write(self, page: Page) -> None:
+        from ..report.loggers import write_mlflow, write_tensorboard
+
+        if self.tensorboard:
+            write_tensorboard(page, self.tensorboard)
+        if self.mlflow:
+            write_mlflow(page, self.mlflow)
+
+    def write_report(self, make_page: Callable[[], Page], path: Path) -> Path | None:
+        """Report what just ran. None if that fails: after hours of work, a report must not fail the command."""
+        from ..report.page import write_page
+
+        try:
+            page = make_page()
+            self.write(page)
+            write_page(page, path)
+        except Exception as error:
+            say(f"the report is not complete ({str(error) or type(error).__name__}); `fedthe report` writes it again.")
+            return None
+        return path
+
+
+def print_report(path: Path | None) -> None:
+    if path:
+        print(f"The report is {path}: open it in a browser.\n")

@@ -1,0 +1,210 @@
+"""`fedthe table` and `fedthe figure`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import InputError
+from ..terminal import resumable, say
+from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, Trainings, Yes, bars, print_grid, print_report
+
+if TYPE_CHECKING:
+    from ..study.tables import Table
+
+    Chosen = list[tuple[Table, list[str]]]  # tables with the methods of their rows; none means all
+
+
+def table(
+    id: Annotated[str | None, typer.Argument(help="A table of the paper, such as main-dir0.1.")] = None,
+    overrides: Overrides = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and run nothing.")] = False,
+    methods: Annotated[str | None, typer.Option(help="Only these rows: fedthe,fedavg_ft.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="The seeds.", show_default="0,1,2")] = None,
+    rounds: Annotated[int | None, typer.Option(help="The number of rounds.", show_default="the paper's")] = None,
+    out: Trainings = Path("runs/paper"),
+    save: Annotated[Path | None, typer.Option(help="Write the record to this folder, as ID.json.")] = None,
+    show: Annotated[Path | None, typer.Option(help="Show the record in this folder, and run nothing.")] = None,
+    yes: Yes = False,
+    tensorboard: Tensorboard = None,
+    mlflow: Mlflow = None,
+    as_json: Json = False,
+) -> None:
+    """Run a table of the paper, and show our numbers beside the paper's. Without ID, list the tables.
+
+    KEY=VALUE arguments override other settings: natural=npz:FILE dataset=glyphs device=cuda samples=100. The same
+    command resumes a table that was stopped, and tables share their trainings.
+    """
+    from ..config import read_words
+    from ..store import check_folder
+    from ..study.ask import ask_for_tables
+    from ..study.tables import find_table, pick_tables
+
+    if id is not None and "=" in id:  # a setting, not a table
+        overrides, id = [id, *(overrides or [])], None
+    if every and id is not None:
+        raise InputError("name a table or give --all, not both.")
+    given = {"methods": methods, "seeds": seeds, "rounds": rounds}
+    words = [*(f"{key}={value}" for key, value in given.items() if value is not None), *(overrides or ())]
+    if not every and id is None:
+        if words or plan or save or show:
+            raise InputError("name a table, or give --all; `fedthe table` lists them.")
+        return list_tables(as_json)
+    if show and words:
+        raise InputError("--show prints a record as it was measured; leave out either the settings or --show.")
+    settings = {"out": str(out)} | read_words(words)
+    rows = settings.pop("methods", [])
+    tables = pick_tables(rows) if every else [(find_table(str(id)), rows)]
+    if plan:
+        return _print_bills(tables, settings, as_json)
+    if show:
+        return _show_records([each for each, _ in tables], show, as_json, every)
+    if not yes:
+        ask_for_tables(tables, **settings)
+    if save:
+        check_folder(save)  # fail now, not after the long part
+    done = _run_tables(tables, settings, save, Loggers(tensorboard, mlflow), skip=every, quiet=as_json)
+    if as_json:
+        print(json.dumps(done if every else done[str(id)]))
+    return None
+
+
+def list_tables(as_json: bool) -> None:
+    from ..study.tables import OWN_TABLES, load_tables
+
+    tables = load_tables() | OWN_TABLES
+    if as_json:
+        print(json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in tables.items()}))
+    else:
+        rows = [[name, each.title, str(len(each.rows))] for name, each in tables.items()]
+        print_grid(["table", "what it is", "rows"], rows)
+
+
+def _print_bills(tables: Chosen, settings: dict[str, Any], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from ..bench.machine import describe_machine
+    from ..bench.result import read_baseline
+    from ..engine.pick import pick_engine
+    from ..study.bill import bill_tables
+    from ..study.show import lay_out_bills
+
+    bench = read_baseline(describe_machine(pick_engine(device=settings.get("device", "auto")).device))
+    bills = bill_tables(tables, bench, **settings)
+    if as_json:
+        print(json.dumps({name: asdict(bill) for name, bill in bills.items()}))
+        return
+    print_grid(*lay_out_bills(bills))
+    known = "estimated from `fedthe bench --remember`" if bench else "unknown: run `fedthe bench --remember`"
+    print(f"Each row is what it adds to the rows above, including work that is already done. Time here is {known}.")
+
+
+def _run_tables(
+    tables: Chosen, settings: dict[str, Any], save: Path | None, loggers: Loggers, skip: bool, quiet: bool
+) -> dict[str, Any]:
+    """The records by table. `skip`: leave out tables without data; `quiet`: print none of them."""
+    from ..data import find
+
+    done: dict[str, Any] = {}
+    for table, rows in tables:
+        if save and (save / f"{table.id}.json").is_dir():
+            raise InputError(f"{save / f'{table.id}.json'} is a folder; name another place to save in.")
+        dataset = table.setting["dataset"]
+        if skip and "dataset" not in settings and find(dataset) is None:
+            say(f"skipping {table.id}: {dataset} is not available.")
+            continue
+        record, report = _reproduce(table, rows, settings, save, loggers)
+        done[table.id] = record | {"report": str(report) if report else None}
+        if not quiet:
+            _print_record(table, record)
+            print_report(report)
+    return done
+
+
+def _reproduce(
+    table: Table, rows: list[str], settings: dict[str, Any], save: Path | None, loggers: Loggers
+) -> tuple[dict[str, Any], Path | None]:
+    from ..report.data import Page
+    from ..report.gather import show_record
+    from ..store import write_sealed
+    from ..study.reproduce import make_record, run_cases
+    from ..study.tables import plan_cases
+
+    cases = plan_cases(table, rows, **settings)
+    with resumable(), bars():
+        done = run_cases(cases)
+    record = make_record(table, done)
+    if save:
+        write_sealed(save / f"{table.id}.json", record)
+    place = (save or cases[0].config.folder) / f"{table.id}.html"
+    return record, loggers.write_report(lambda: Page(table.id, [show_record(record, done[0][1])]), place)
+
+
+def _show_records(tables: list[Table], folder: Path, as_json: bool, every: bool) -> None:
+    """The record of the named table, which must exist, or with `every` all records that exist."""
+    from ..study.reproduce import read_record
+
+    there = [table for table in tables if not every or (folder / f"{table.id}.json").exists()]
+    if not there:
+        raise InputError(f"{folder} holds no record of a table.")
+    found = {table.id: read_record(table, folder) for table in there}
+    if as_json:
+        print(json.dumps(found if every else found[there[0].id]))
+        return
+    for table in there:
+        _print_record(table, found[table.id])
+
+
+def _print_record(table: Table, record: dict[str, Any]) -> None:
+    from ..study.show import lay_out, list_remarks, say_spread
+
+    title = f"{table.id}: {table.title}\n{say_spread(record)}; below, the paper's and the difference"
+    print_grid(*lay_out(table, record), title=title)
+    for remark in list_remarks(record):
+        print(remark)
+
+
+def figure(
+    id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
+    overrides: Overrides = None,
+    out: Trainings = Path("runs/paper"),
+    save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
+    redraw: Annotated[bool, typer.Option("--redraw", help="Draw ID.json again, and measure nothing.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Measure and draw a figure of the paper. Without ID, list the figures.
+
+    KEY=VALUE arguments override settings: natural=npz:FILE seeds=0 rounds=10 samples=100 device=cuda.
+    """
+    from ..config import read_words
+    from ..store import check_folder, read_sealed, write_sealed
+    from ..study.ask import ask_for_figure
+    from ..study.figures import FIGURES, draw_figure, find_figure, measure_figure
+
+    if id is None and not redraw:
+        return print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()])
+    if id is None or "=" in id:
+        raise InputError("name a figure; `fedthe figure` lists them.")
+    find_figure(id)
+    if redraw and overrides:
+        raise InputError("--redraw draws what was measured; leave out either the settings or --redraw.")
+    settings = {"out": str(out)} | read_words(overrides or ())
+    path = save / f"{id}.json"
+    if redraw:
+        measured = read_sealed(path) or {}
+        if not {"title", "config", "tests", "data"} <= measured.keys() or measured.get("id") != id:
+            raise InputError(f"{path} does not hold {id}; leave out --redraw to measure it.")
+    else:
+        if not yes:
+            ask_for_figure(id, **settings)
+        check_folder(save)  # fail now, not after the long part
+        with resumable(), bars():
+            measured = measure_figure(id, **settings)
+        write_sealed(path, measured, indent=None)  # thousands of numbers, so not one per line
+    draw_figure(measured, path.with_suffix(".png"))
+    print(f"written to {path.with_suffix('.png')}, with its numbers in {path.name}")
+    return None

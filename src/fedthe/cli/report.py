@@ -1,0 +1,104 @@
+"""`fedthe report`, `fedthe compare` and `fedthe watch`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import InputError
+from .common import Json, Loggers, Mlflow, Tensorboard, print_grid
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, records of `fedthe table`, or folders of them."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write.", show_default="report.html; other formats are printed"),
+    ] = None,
+    format: Annotated[str, typer.Option(help="html, md, latex (booktabs) or csv (client by client).")] = "html",
+    tensorboard: Tensorboard = None,
+    mlflow: Mlflow = None,
+) -> None:
+    """Write one page that shows what happened on every client under every shift.
+
+    The page is a single file that needs no network. RUN is the folder of a run, such as demo or runs/quick, a record of
+    `fedthe table --save`, or a folder of records.
+    """
+    from ..report.formats import FORMATS
+    from ..report.gather import gather
+    from ..report.page import write_page
+    from ..store import whole_file
+    from ..text import find_nearest
+
+    if format not in {"html", *FORMATS}:
+        raise InputError(f"there is no format {format!r}; {find_nearest(format, ['html', *FORMATS])}")
+    if out and out.is_dir():
+        raise InputError(f"{out} is a folder; name a file.")
+    loggers = Loggers(tensorboard, mlflow)
+    page = gather(runs)
+    if format != "html" and not page.shown:
+        raise InputError("there are only figures, and only html can show them.")
+    if format == "html":
+        out = out or Path("report.html")
+        write_page(page, out)
+    elif out:
+        with whole_file(out) as part, part.open("w", encoding="utf-8", newline="") as file:
+            file.write(FORMATS[format](page))
+    else:
+        print(FORMATS[format](page), end="")
+    if out:
+        print(f"written to {out}")
+    loggers.write(page)
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="The folder of a run, or a record of `fedthe table`.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with both to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: what both measured, the difference, and which settings differ.
+
+    A and B are folders of runs, or records of `fedthe table --save`.
+    """
+    from dataclasses import asdict
+
+    from ..report.compare import compare, lay_out, list_remarks
+    from ..report.gather import gather
+    from ..report.page import write_page
+
+    both = gather([a, b])
+    if len(both.shown) != 2:
+        raise InputError(f"{a} and {b} hold {len(both.shown)} experiments; name exactly two.")
+    compared = compare(*both.shown)
+    if as_json:
+        print(json.dumps(asdict(compared)))
+    else:
+        print_grid(*lay_out(compared))
+        for remark in list_remarks(compared):
+            print(remark)
+    if out:
+        write_page(both, out)
+        print(f"written to {out}", file=sys.stderr if as_json else sys.stdout)
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/quick.")],
+    once: Annotated[bool, typer.Option("--once", help="Show the state once, and exit.")] = False,
+) -> None:
+    """Watch a running experiment: round, loss, accuracy so far, time left. Ctrl-C stops watching, not the run.
+
+    RUN is its folder, such as runs/quick.
+    """
+    from rich.console import Console
+
+    from ..progress.watch import watch
+
+    watch(run, Console(), once=once)

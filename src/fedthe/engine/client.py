@@ -1,0 +1,90 @@
+"""One client's work in a round: it personalizes what it received, keeps what is its own, trains and uploads.
+
+Every engine calls these functions: plainly, lifted by vmap, or on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..methods.base import Method
+from ..methods.fit import Fit
+from ..tree import Tree
+from ..types import Shard
+
+
+class Fits(NamedTuple):
+    """Training for each phase of a round."""
+
+    personal: Fit
+    local: Fit
+
+
+class Received(NamedTuple):
+    """What a client has of one method when its work begins."""
+
+    averages: Tree  # of the server, beside the shared model
+    mine: Tree  # what the client keeps: for the rounds, and for the personal part
+
+
+class Worked(NamedTuple):
+    """What a client's round gives."""
+
+    upload: Tree
+    kept: tuple[Tree, ...]  # by method: what the client keeps from now on
+    averages: tuple[Tree, ...]  # by method: what it sends beside the upload
+    loss: Tensor  # the last local one, or the first that is not finite
+
+
+def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence[Received], shard: Shard) -> Worked:
+    """A round of one client. Methods that train the same shared model share its training; mostly there is one."""
+    made = [
+        method.personal.personalize(fits.personal, shared | own.averages, own.mine.get("personal", {}), shard)
+        for method, own in zip(methods, received, strict=True)
+    ]
+    kept = [_keep(own.mine, each.params) for own, each in zip(received, made, strict=True)]
+    # What is kept for the rounds is the same for all methods; a method of one part, which is alone, has one branch.
+    branch = "personal" if methods[0].is_one_part else "rounds"
+    mine = kept[0].get(branch, {})
+    local = methods[0].rounds.local(fits.local, shared, mine, shard)
+    _check_kept(local.mine, mine)
+    kept = [own | {branch: own.get(branch, {}) | local.mine} for own in kept]
+    averages = [
+        {name: own["personal"][source] for name, source in method.personal.averages.items()}
+        for method, own in zip(methods, kept, strict=True)
+    ]
+    before = [losses for each in made for losses in each.losses.unbind()]
+    return Worked(local.params, tuple(kept), tuple(averages), pick_loss(before, local.losses))
+
+
+def deploy(method: Method, fit: Fit, shared: Tree, received: Received, shard: Shard) -> tuple[Tree, Tensor]:
+    """What a client deploys beyond the shared model, and the loss of personalizing it."""
+    averages, mine = received
+    made = method.personal.personalize(fit, shared | averages, mine.get("personal", {}), shard)
+    deployed = averages | mine.get("rounds", {}) | mine.get("personal", {}) | made.params
+    return deployed, pick_loss([], made.losses)
+
+
+def pick_loss(before: Sequence[Tensor], losses: Tensor) -> Tensor:
+    """The last of the losses [epochs], or the first one that is not finite, of those before it or of them."""
+    last = losses[-1] if len(losses) else torch.zeros((), device=losses.device)
+    for loss in reversed([*before, *losses.unbind()]):
+        last = torch.where(loss.isfinite(), last, loss)
+    return last
+
+
+def _keep(mine: Tree, made: Tree) -> Tree:
+    """What is kept after personalizing: what the personal part made of it."""
+    own = mine.get("personal", {})
+    return mine | {"personal": {name: made.get(name, leaf) for name, leaf in own.items()}}
+
+
+def _check_kept(changed: Tree, mine: Tree) -> None:
+    for name in changed:
+        if name not in mine:
+            raise InputError(f"`local` returned {name!r} for a client to keep, but `keep` does not name it.")

@@ -1,0 +1,267 @@
+"""What came of a run: the scores of every client, and all that stands beside them; written to and read from its folder.
+
+Scores are in results.jsonl, settings in config.json, versions in environment.json, and the rest in summary.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import records, store
+from ..config import Config, make_config
+from ..data.pool import Pool
+from ..errors import Damaged, InputError
+
+FILES = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
+ELSEWHERE = ("rows", "config", "environment")  # fields of results that are not in summary.json
+
+Cells = dict[str, dict[str, tuple[float, float | None]]]  # by method and test: mean and standard deviation
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    """How one client did on one test distribution: a row of results.jsonl."""
+
+    method: str
+    seed: int
+    test: str
+    client: int
+    samples: int
+    right: int
+    accuracy: float  # percent
+    ms_per_sample: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method without an answer on a seed, and why."""
+
+    method: str
+    seed: int
+    why: str
+    rounds: int | None = None  # after which it failed, where that is not at the end
+
+    @property
+    def who(self) -> str:
+        after = "" if self.rounds is None else f", after {self.rounds} rounds"
+        return f"{self.method}, seed {self.seed}{after}"
+
+
+def _by_number(value: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(key): each for key, each in value.items()}
+
+
+def _read_curves(value: Mapping[str, Any]) -> dict[int, Cells]:
+    return {
+        rounds: {method: {test: (mean, std) for test, (mean, std) in row.items()} for method, row in scores.items()}
+        for rounds, scores in _by_number(value).items()
+    }
+
+
+def _read_place(value: str | None) -> Path | None:
+    return Path(value) if value else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """metadata: how a field is read from JSON, where that gives another type than it was written from."""
+
+    rows: tuple[ClientScore, ...]
+    costs: Mapping[str, Mapping[str, float]]  # by method: forward and backward passes and peak memory, per sample
+    failures: Mapping[str, str]  # by method, seed and rounds, as `Failure.who` says them: why there is no answer
+    trainings: Mapping[str, Mapping[str, Any]]  # by id: the methods that deploy it, its rounds and seconds
+    notes: tuple[str, ...] = field(metadata={"read": tuple})
+    names: Mapping[str, str]  # by natural test: its title, which names its pool
+    pools: Mapping[str, str]  # by natural test: the name of its pool
+    digests: Mapping[str, str] = field(default_factory=dict)  # of decoded content: "pool", and by natural test
+    curves: Mapping[int, Cells] = field(metadata={"read": _read_curves})  # by round
+    answers: tuple[str, ...] = field(metadata={"read": tuple})  # the names of their files, also of those with samples
+    examples: Mapping[str, Any]  # images to look at: the name of their "file", and their "seed"
+    reused: int  # answers that were there before this run
+    earlier: Path | None = field(metadata={"read": _read_place})  # where results of other settings were moved to
+    manifests: Mapping[int, str] = field(metadata={"read": _by_number})  # by seed: the hash of who holds which rows
+    folder: Path = field(metadata={"read": Path})
+    seconds: float
+    config: Config
+    environment: Mapping[str, Any]
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(row.method for row in self.rows))
+
+    @property
+    def tests(self) -> list[str]:
+        return list(dict.fromkeys(row.test for row in self.rows))
+
+    def table(self) -> dict[str, dict[str, float]]:
+        """Accuracy in percent, by method and test: the mean over clients, then over seeds."""
+        return {method: {test: mean for test, (mean, _) in cells.items()} for method, cells in self.scores().items()}
+
+    def worst(self) -> dict[str, dict[str, float]]:
+        """The worst client's accuracy, the mean over seeds."""
+        worst = _reduce_clients(self.rows, np.min)
+        return {method: {test: float(np.mean(seeds)) for test, seeds in row.items()} for method, row in worst.items()}
+
+    def std(self) -> dict[str, dict[str, float | None]]:
+        """The standard deviation over seeds of what `table` gives; None where there is a single seed."""
+        return {method: {test: std for test, (_, std) in cells.items()} for method, cells in self.scores().items()}
+
+    def scores(self) -> Cells:
+        """`table` and `std` together."""
+        return score_rows(self.rows)
+
+    def summary(self) -> dict[str, Any]:
+        """The tables and every field of summary.json, as plain data."""
+        tables = {"results": self.table(), "std_over_seeds": self.std(), "worst_client": self.worst()}
+        return tables | {
+            each.name: _make_plain(getattr(self, each.name)) for each in fields(self) if each.name not in ELSEWHERE
+        }
+
+
+def _make_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _make_plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_make_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _fill_results(summary: Mapping[str, Any], **known: Any) -> Results:
+    """From what `Results.summary` gave, and the fields that are known otherwise."""
+    for each in fields(Results):
+        if each.name not in known and (each.name in summary or each.default_factory is MISSING):
+            read = each.metadata.get("read")
+            known[each.name] = read(summary[each.name]) if read else summary[each.name]
+    return Results(**known)
+
+
+def score_rows(rows: Iterable[ClientScore]) -> Cells:
+    """By method and test: the mean over clients and seeds, and the standard deviation over seeds.
+
+    A single seed has None, since 0 would claim a measurement.
+    """
+    return {
+        method: {
+            test: (float(np.mean(seeds)), float(np.std(seeds)) if len(seeds) > 1 else None)
+            for test, seeds in row.items()
+        }
+        for method, row in _reduce_clients(rows, np.mean).items()
+    }
+
+
+def _reduce_clients(
+    rows: Iterable[ClientScore], reduce: Callable[[list[float]], Any]
+) -> dict[str, dict[str, list[float]]]:
+    """By method and test: for each seed, the accuracies of its clients reduced to one."""
+    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for row in rows:
+        cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
+    table: dict[str, dict[str, list[float]]] = {}
+    for (method, test), seeds in cells.items():
+        table.setdefault(method, {})[test] = [reduce(clients) for clients in seeds.values()]
+    return table
+
+
+def name_shift(test: str, pool: Pool) -> str:
+    """The title of a natural shift: the pool it comes from, and how many classes that has if not all."""
+    present = len(np.unique(pool.labels))
+    return f"{test} ({pool.name}{f', {present} classes' if present < len(pool.classes) else ''})"
+
+
+def write_results(results: Results, about: Mapping[str, Any]) -> None:
+    """All files of results, and those of `about` by name. summary.json comes last and has the hashes of the others."""
+    folder = results.folder
+    rows = [asdict(row) for row in results.rows]
+    with store.whole_file(folder / "results.jsonl") as part:
+        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    _write_parquet(folder / "results.parquet", rows)
+    for name, value in {**about, "trainings.json": results.trainings}.items():
+        store.write_json(folder / name, value)  # again, so that all are of one run
+    names = ("results.jsonl", "results.parquet", "trainings.json", *about)
+    files = {name: store.file_hash(folder / name) for name in names if (folder / name).exists()}
+    store.write_sealed(folder / "summary.json", results.summary() | {"files": files})
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        return
+    with store.whole_file(path) as part:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), part)
+
+
+def read_results(folder: Path) -> Results:
+    """What `run` returned, from the files that it left."""
+    summary, config = store.read_sealed(folder / "summary.json"), records.read_json(folder / "config.json")
+    if config is None:
+        raise InputError(f"{folder} holds no run; `fedthe run` makes one.")
+    if summary is None:
+        raise InputError(f"{folder} holds a run that is not finished; the command that began it goes on with it.")
+    try:
+        for name in ("results.jsonl", "config.json", "environment.json"):
+            if store.file_hash(folder / name) != summary["files"][name]:
+                raise ValueError(f"{name} was changed")
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = tuple(ClientScore(**json.loads(line)) for line in lines)
+        known: dict[str, Any] = {"rows": rows, "config": make_config(config), "folder": folder}
+        known["environment"] = records.read_json(folder / "environment.json")
+        if isinstance(summary["examples"], str):  # the file alone, as in older summaries; it is of the first seed
+            known["examples"] = {"seed": known["config"].seeds[0], "file": summary["examples"]}
+        return _fill_results(summary, **known)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{folder} is a run of another version, or damaged ({error}); run it again; nothing is retrained."
+        ) from None
+
+
+def make_room(folder: Path, config: Config) -> Path | None:
+    """Move results of other settings to a folder of their own, and say where. Trainings and answers stay.
+
+    A folder where results could not be written is refused.
+    """
+    for name in (*FILES, *(f"manifest-{seed}.json" for seed in config.seeds)):
+        if (folder / name).is_dir():
+            raise InputError(f"{folder / name} is a folder, where a file of the run belongs; move it away.")
+    try:
+        before = make_config(records.read_json(folder / "config.json") or {})
+    except (InputError, TypeError, AttributeError):
+        before = None  # of another version, or damaged
+    if not (folder / "summary.json").exists() or (before is not None and config.measures_as(before)):
+        return None
+    return _move_results(folder)
+
+
+def move_others(folder: Path, answers: Sequence[str]) -> Path | None:
+    """Move results of the same settings if they have answers that are not among these, and say where.
+
+    Those are of other code, or of a method that has failed since.
+    """
+    try:
+        before = store.read_sealed(folder / "summary.json") or {}
+    except Damaged as error:
+        warnings.warn(f"{error} It is written again.", stacklevel=2)
+        return None
+    for name, digest in before.get("files", {}).items():
+        if not (folder / name).is_file() or store.file_hash(folder / name) != digest:
+            warnings.warn(f"{folder / name} is missing or was changed; it is written again.", stacklevel=2)
+    return _move_results(folder) if set(before.get("answers", ())) - set(answers) else None
+
+
+def _move_results(folder: Path) -> Path:
+    place = folder / "earlier" / store.file_hash(folder / "summary.json")[:8]
+    store.make_folder(place)
+    manifests = sorted(each.name for each in folder.glob("manifest-*.json"))
+    for name in ("report.html", *manifests, *FILES):  # summary.json last
+        if (folder / name).exists():
+            os.replace(folder / name, place / name)
+    return place

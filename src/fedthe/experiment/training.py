@@ -1,0 +1,172 @@
+"""Every federated training that methods need, once: from its checkpoint, or from the start."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import store
+from ..config import Config
+from ..data.plan import Federation
+from ..data.pool import Dataset
+from ..engine.train import Outcome, deploy_some, train_together
+from ..engine.visit import Engine, Progress, Run
+from ..errors import Failed
+from ..methods.base import Method
+from ..progress.events import TrainEvent, WaitEvent, tell
+from ..tree import Tree
+from .work import Work, prepare, split
+
+Served = dict[Method, dict[str, Method]]  # by training: the methods that deploy it, by name
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A method on every client of one seed, after its training."""
+
+    name: str
+    method: Method
+    federation: Federation
+    run: Run
+    states: Tree  # [clients, ...]
+    engine: Engine
+    tests: list[str]
+
+    @property
+    def seed(self) -> int:
+        return self.run.seed
+
+    def streams(self) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+        """Test, client, images uint8 [n, h, w, c] and labels [n] of every stream."""
+        for test in self.tests:
+            for k, stream in enumerate(self.federation.tests[test]):
+                if stream is not None:
+                    yield test, k, self.federation.images(stream), self.federation.labels(stream)
+
+
+def deploy_all(config: Config, dataset: Dataset | None = None) -> Iterator[Deployed]:
+    """Every method of an experiment on every seed, trained or taken from its checkpoint, to look inside.
+
+    Where a run only answers, this gives the models themselves.
+    """
+    for _, served, work, outcome in train_all(*prepare(config, dataset)):
+        if isinstance(outcome, Failed):
+            raise Failed(f"{next(iter(served))}, seed {work.run.seed}: {outcome}")
+        for name, method in served.items():
+            states = deploy_some(method, work.run, config.training, outcome, work.engine, range(config.clients))
+            yield Deployed(name, method, work.federation, work.run, states, work.engine, work.tests)
+
+
+def group_by_training(methods: Mapping[str, Method]) -> Served:
+    """Methods by the federated training they deploy, so that it is done once."""
+    groups: Served = {}
+    for name, method in methods.items():
+        groups.setdefault(method.training, {})[name] = method
+    return groups
+
+
+def train_all(
+    methods: Mapping[str, Method], works: Sequence[Work]
+) -> Iterator[tuple[Method, dict[str, Method], Work, Outcome]]:
+    """Every training that methods need, on every seed: the methods it serves, and its outcome.
+
+    Trainings with the same core run side by side. Those that another process is running come last, one by one: by then
+    it may have finished them.
+    """
+    served = group_by_training(methods)
+    cores: dict[Method, list[Method]] = {}
+    for training in served:
+        cores.setdefault(training.core, []).append(training)
+    jobs = deque((group, some) for group in cores.values() for some in split(works, works[0].engine.together))
+    busy = 0  # jobs in a row that another process holds
+    while jobs:
+        group, some = jobs.popleft()
+        with _hold_all(some, group, wait=busy > len(jobs)) as ours:
+            outcomes = train_some(some, {training: list(served[training]) for training in group}) if ours else {}
+        if not ours:
+            jobs.extend(([training], some) for training in group)
+            busy += 1
+            continue
+        busy = 0
+        for training, of_works in outcomes.items():
+            for work, outcome in zip(some, of_works, strict=True):
+                yield training, served[training], work, outcome
+
+
+@contextmanager
+def _hold_all(works: Sequence[Work], trainings: Sequence[Method], wait: bool) -> Iterator[bool]:
+    """The locks of these trainings, or none of them."""
+    paths = sorted(work.place_of(training, work.config.rounds) for work in works for training in trainings)
+    with ExitStack() as locks:
+        if wait:
+            tell(WaitEvent(done=0, total=1))
+        yield all(locks.enter_context(store.hold(path.with_suffix(".lock"), wait)) for path in paths)
+
+
+def train_some(works: Sequence[Work], served: Mapping[Method, list[str]]) -> dict[Method, list[Outcome]]:
+    """Trainings with the same core on several federations, from their checkpoints or from the start."""
+    outcomes: dict[Method, list[Outcome]] = {}
+    for training, names in served.items():
+        try:
+            outcomes[training] = [work.begin(training, work.checkpoint(training, names)) for work in works]
+        except Failed as error:  # the method's `share` or `keep` raised
+            outcomes[training] = [error] * len(works)
+    ready = [training for training, reached in outcomes.items() if not isinstance(reached[0], Failed)]
+    begun = [[reached for t in ready if isinstance(reached := outcomes[t][r], Progress)] for r in range(len(works))]
+    saver = _Saver(works, ready, [served[training] for training in ready])
+    for r, of_run in enumerate(begun):
+        for m, reached in enumerate(of_run):
+            saver.keep(r, m, reached)  # of a run that was stopped before it did
+    try:
+        engine, settings = works[0].engine, works[0].config.training
+        done = train_together(ready, [work.run for work in works], settings, begun, engine, saver.after_round)
+    finally:
+        saver.save_rest()
+    return outcomes | {training: [of_run[m] for of_run in done] for m, training in enumerate(ready)}
+
+
+class _Saver:
+    """Writes checkpoints while training goes on."""
+
+    def __init__(self, works: Sequence[Work], trainings: Sequence[Method], served: Sequence[list[str]]) -> None:
+        self._works, self._trainings = works, trainings
+        self._names = [names[0] for names in served]
+        self._files = [
+            [work.checkpoint(training, names) for training, names in zip(trainings, served, strict=True)]
+            for work in works
+        ]
+        self._spent = [[file.seconds for file in files] for files in self._files]
+        self._began = time.perf_counter()
+        self._saved = [time.monotonic()] * len(works)
+        self._unsaved: dict[tuple[int, int], Progress] = {}
+
+    def after_round(self, r: int, trainings: Sequence[int], reached: Sequence[Progress]) -> None:
+        """`reached` of these trainings of run r."""
+        config, server = self._works[r].config, reached[0].server
+        names, seeds = tuple(self._names[m] for m in trainings), tuple(work.run.seed for work in self._works)
+        tell(TrainEvent(names, seeds, server.losses[-1], done=server.round, total=config.rounds))
+        self._unsaved |= {(r, m): progress for m, progress in zip(trainings, reached, strict=True)}
+        wanted = server.round == config.rounds or server.round in config.keep
+        if wanted or time.monotonic() - self._saved[r] >= config.checkpoint_seconds:
+            for m, progress in zip(trainings, reached, strict=True):
+                self._save(r, m, progress)
+                self.keep(r, m, progress)
+            self._saved[r] = time.monotonic()
+
+    def save_rest(self) -> None:
+        """The last good rounds of what failed or was stopped, to look at or to continue from."""
+        for (r, m), progress in list(self._unsaved.items()):
+            self._save(r, m, progress)
+
+    def keep(self, r: int, m: int, reached: Progress) -> None:
+        self._works[r].keep(self._trainings[m], self._files[r][m], reached)
+
+    def _save(self, r: int, m: int, progress: Progress) -> None:
+        share = (time.perf_counter() - self._began) / (len(self._works) * len(self._trainings))
+        self._files[r][m].save(progress, self._spent[r][m] + share)
+        self._unsaved.pop((r, m), None)

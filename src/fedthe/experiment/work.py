@@ -1,0 +1,331 @@
+"""One seed's federation, and what is filed for it: checkpoints of trainings, answers, examples, tracebacks.
+
+Files are named by a hash of everything they depend on. So a run that was stopped continues, an added method or seed
+costs only itself, and no file is mistaken for another.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from .. import records, store, tree
+from ..config import Config
+from ..corruptions import CORRUPTION_VERSION
+from ..data import load_dataset
+from ..data.plan import Federation, build
+from ..data.pool import Dataset, Pool
+from ..engine.evaluate import answer_one, score
+from ..engine.memory import measure_peak
+from ..engine.pick import pick_engine
+from ..engine.shards import Shards
+from ..engine.train import deploy_some, start
+from ..engine.visit import Engine, Progress, Question, Run
+from ..errors import Damaged, Failed, InputError, code_of_a_method
+from ..fingerprint import fingerprint
+from ..methods.base import Method
+from ..methods.compose import describe
+from ..methods.make import find_parts, make_methods
+from ..parallel import one_thread_of_torch
+from ..progress.events import AnswerEvent, tell
+from ..store import content_hash
+from ..text import find_nearest, flatten
+from ..tree import Tree
+from .results import ClientScore
+
+T = TypeVar("T")
+get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
+EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
+FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a training: its state, and facts about it."""
+
+    path: Path
+    about: Mapping[str, Any]
+
+    @property
+    def facts(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far; 0 where unknown."""
+        try:
+            return float((store.read_sealed(self.facts) or {}).get("seconds", 0.0))
+        except Damaged as error:
+            warnings.warn(f"{error} How long the training took so far is not known.", stacklevel=2)
+            self._note(records.read_round(self.path), 0.0)
+            return 0.0
+
+    def save(self, reached: Progress, seconds: float) -> None:
+        records.save_progress(self.path, reached)
+        self._note(reached.round, seconds)
+
+    def _note(self, rounds: int, seconds: float) -> None:
+        store.write_sealed(self.facts, {**self.about, "rounds": rounds, "seconds": seconds})
+
+
+@dataclass(frozen=True)
+class Work:
+    """One seed's federation, what is computed on it, and where that is filed."""
+
+    config: Config
+    folder: Path
+    engine: Engine
+    federation: Federation
+    run: Run
+    tests: list[str]
+    code: Mapping[Method, str]  # a hash of the code of methods that are not the package's own
+
+    def key_of(self, method: Method) -> str:
+        """The id of this method's training: a hash of all it depends on, and the number of rounds."""
+        return self.place_of(method, self.config.rounds).stem
+
+    def _path_of(self, method: Method) -> str:
+        """A hash of all that a training depends on but its rounds. Engines agree, except in bfloat16."""
+        settings, seed = asdict(self.config.training), self.run.seed
+        del settings["rounds"]
+        how = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
+        how += self._code_of(method)
+        return content_hash(FORMAT, describe(method), settings, self.federation.training_hash, seed, *how)[:16]
+
+    def checkpoint(self, method: Method, served: list[str]) -> Checkpoint:
+        about = {"trains": describe(method), "methods": served, "seed": self.run.seed}
+        return Checkpoint(self.place_of(method, self.config.rounds), about)
+
+    def place_of(self, method: Method, rounds: int) -> Path:
+        return self.folder / "trainings" / f"{self._path_of(method)}-{rounds}.safetensors"
+
+    def has(self, method: Method) -> bool:
+        """Whether all rounds of its training are done."""
+        return records.read_round(self.place_of(method, self.config.rounds)) == self.config.rounds
+
+    def begin(self, method: Method, checkpoint: Checkpoint) -> Progress:
+        """The state to train from: this training's checkpoint, the longest shorter one, or the start."""
+        found = records.load_progress(checkpoint.path, self.engine.device)
+        found = found or self._adopt_shorter(method, checkpoint.path)
+        clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
+        if found and len(found.clients) != clients:
+            raise InputError(
+                f"{checkpoint.path} has {len(found.clients)} clients, not {clients}; delete it to train again."
+            )
+        with code_of_a_method():
+            return found or start(method, clients, self.run.seed, self.engine.device, file)
+
+    def keep(self, method: Method, checkpoint: Checkpoint, reached: Progress) -> None:
+        """Copy the checkpoint if its round is one to keep."""
+        place = self.place_of(method, reached.round)
+        wanted = reached.round in self.config.keep and reached.round < self.config.rounds
+        if wanted and records.read_round(place) != reached.round:  # it may be there, but not finished
+            with store.hold(place.with_suffix(".lock"), wait=False) as ours:
+                if ours:  # else another process is training just that
+                    records.copy_progress(checkpoint.path, place)
+
+    def _adopt_shorter(self, method: Method, path: Path) -> Progress | None:
+        """Begin with a copy of the longest undamaged training of fewer rounds."""
+        others = path.parent.glob(f"{self._path_of(method)}-*.safetensors")
+        reached = {other: records.read_round(other) for other in sorted(others)}
+        for other in [other for other, number in reached.items() if number < 0]:
+            warnings.warn(f"{other} is damaged, and is passed over.", stacklevel=2)
+        shorter = {other: number for other, number in reached.items() if 0 <= number <= self.config.rounds}
+        for other in sorted(shorter, key=lambda other: -shorter[other]):
+            records.copy_progress(other, path)
+            try:
+                return records.load_progress(path, self.engine.device)
+            except InputError:  # the next one, or the start
+                warnings.warn(f"{other} is damaged, and is passed over.", stacklevel=2)
+                records.delete_progress(path)
+        return None
+
+    def name_answer(self, name: str, method: Method, training: str) -> str:
+        """The name of an answer's file: method, seed, and a hash of all that it depends on."""
+        tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
+        is_ = describe(method), *self._code_of(method)
+        return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, *is_, *tested)[:16]}"
+
+    def _code_of(self, method: Method) -> list[str]:
+        return [self.code[method]] if method in self.code else []
+
+    def keep_traceback(self, name: str, error: Failed) -> str:
+        """Why a method failed, in a line. If its code raised something, the line names a file with the traceback."""
+        if error.__cause__ is None:
+            return str(error)
+        path = self._traceback_of(name)
+        with store.whole_file(path) as part:
+            told = "".join(traceback.format_exception(error.__cause__))
+            part.write_text(told, encoding="utf-8", errors="backslashreplace")
+        return f"{error} ({path} has the traceback)"
+
+    def forget_traceback(self, name: str) -> None:
+        self._traceback_of(name).unlink(missing_ok=True)
+
+    def _traceback_of(self, name: str) -> Path:
+        return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
+
+    def keep_examples(self) -> dict[str, Any]:
+        """File the first images of some clients' streams, for the report; return the seed and the file's name."""
+        name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
+        path = self.folder / "examples" / f"{name}.npz"
+        if not records.read_samples(path):
+            some = {
+                f"{test}/{k}": self.federation.images(stream.first(EXAMPLES))
+                for test, streams in self.federation.tests.items()
+                for k, stream in enumerate(streams[:EXAMPLE_CLIENTS])
+                if stream is not None and test in self.tests
+            }
+            store.write_arrays(path, some, compress=True)
+        return {"seed": self.run.seed, "file": name}
+
+    def answer(
+        self, name: str, method: Method, training: str, progress: Progress, wait: bool
+    ) -> tuple[dict[str, Any], bool] | None:
+        """The answers of every client to every test, and whether they were filed before.
+
+        None if another process is computing them and `wait` is false.
+        """
+        path = self.folder / "answers" / f"{self.name_answer(name, method, training)}.json"
+        with store.hold(path.with_suffix(".lock"), wait) as ours:
+            if not ours:
+                return None
+            done = self._read_answer(path)
+            return (done, True) if done else (self._answer(name, method, training, progress, path), False)
+
+    def _samples_of(self, path: Path) -> Path:
+        return self.folder / "samples" / f"{path.stem}.npz"
+
+    def _read_answer(self, path: Path) -> dict[str, Any] | None:
+        """What `_answer` wrote; None where it is missing or damaged."""
+        try:
+            done = store.read_sealed(path)
+            if done is not None:
+                store.read_arrays(self._samples_of(path))
+            return done
+        except Damaged as error:
+            warnings.warn(f"{error} The method is tested again.", stacklevel=2)
+        except InputError:
+            pass  # there are no samples
+        return None
+
+    def _answer(self, name: str, method: Method, training: str, progress: Progress, path: Path) -> dict[str, Any]:
+        """Deploy the method on every client and test it there."""
+        clients, peak = range(len(self.run.shards)), 0.0
+        answered: dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]] = {}
+        for some in split(clients, self.engine.together):
+            tell(AnswerEvent(name, self.run.seed, done=some[0], total=len(clients)))
+            deployed = deploy_some(method, self.run, self.config.training, progress, self.engine, some)
+            if not answered:
+                peak = self._measure_memory(method, tree.take(deployed, 0))
+            answered |= self._answer_some(name, method, deployed, some)
+        tell(AnswerEvent(name, self.run.seed, done=len(clients), total=len(clients)))
+        order = [(test, k) for test in self.tests for k in clients if (test, k) in answered]
+        rows = [asdict(answered[place][0]) for place in order]
+        samples = {
+            f"{test}/{k}/{column}": values for test, k in order for column, values in answered[test, k][1].items()
+        }
+        with code_of_a_method():
+            forward, backward = method.predictor.passes
+        costs = {"forward": forward, "backward": backward, "peak_mib": peak}
+        about = {"method": name, "seed": self.run.seed, "training": training, "is": describe(method)}
+        answer = {**about, "costs": costs, "rows": rows}
+        store.write_arrays(self._samples_of(path), samples, compress=True)
+        store.write_sealed(path, answer)
+        return answer
+
+    def _answer_some(
+        self, name: str, method: Method, deployed: Tree, clients: Sequence[int]
+    ) -> dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]]:
+        """By test and client: the score, and columns with a value for every sample."""
+        places, asked, labels = [], [], []
+        for test in self.tests:
+            for i, k in enumerate(clients):
+                stream = self.federation.tests[test][k]
+                if stream is not None:
+                    stream = stream.first(self.config.samples)
+                    places.append((test, k))
+                    asked.append(Question(i, self.federation.images(stream), (self.run.seed, test, k)))
+                    labels.append(self.federation.labels(stream))
+        with code_of_a_method():
+            answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
+        scored = {}
+        for (test, k), question, truth, answered in zip(places, asked, labels, answers, strict=True):
+            scores = score(answered, truth, question.path)
+            ms = 1000 * scores.seconds / len(truth)
+            right = int(scores.right.sum())
+            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms)
+            known = {"right": scores.right, "label": truth.astype(np.int16), "answer": scores.classes.astype(np.int16)}
+            scored[test, k] = (row, scores.info | known)
+        return scored
+
+    def _measure_memory(self, method: Method, mine: Tree) -> float:
+        """Peak tensor memory while one sample is answered, in MiB."""
+        asked = Question(0, self.federation.pool.images[:1], (self.run.seed, "memory"))
+        with code_of_a_method(), one_thread_of_torch():
+            return measure_peak(lambda: answer_one(method, mine, self.run.shards[0], asked))
+
+
+def split(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    return [items[first : first + most] for first in range(0, len(items), most)]
+
+
+def prepare(config: Config, dataset: Dataset | None = None) -> tuple[dict[str, Method], list[Work]]:
+    """The methods, and the federation of every seed. `dataset`: what the config names, if it is loaded already."""
+    engine = get_engine(config.engine, config.device, config.precision, config.threads)
+    find_parts(config)  # refuses bad ones before any data is loaded
+    dataset = dataset or load_dataset(config.dataset, natural=config.natural, size=config.size)
+    moments = dataset.pool.moments if config.standardize else None
+    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
+    federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
+    tests = pick_tests(config, federations[0].tests)
+    every = [each for name, method in methods.items() for each in _check_method(name, method)]
+    code = {method: found for method in every if (found := fingerprint(method))}
+    if code:
+        engine.release()  # its programs may be compiled from code that was edited since
+    return methods, [
+        Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
+        for each in federations
+    ]
+
+
+def _check_method(name: str, method: Method) -> tuple[Method, Method]:
+    """A method and its training. Both need equality and a description, by which their files are named."""
+    try:
+        with code_of_a_method():
+            both = method, method.training
+        for each in both:
+            content_hash(describe(each))
+    except (Failed, TypeError, ValueError) as error:
+        raise InputError(f"{name} cannot be filed by its hyperparameters: {flatten(error, 200)}.") from None
+    for part in (method.net, method.rounds, method.personal, method.predictor):
+        if "__eq__" not in vars(type(part)) and "__annotations__" in vars(type(part)):
+            raise InputError(f"{name}: {type(part).__name__} has fields, so it must be a dataclass with eq.")
+    return both
+
+
+def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
+    """Channels and side of the pool's images. Refuse what networks cannot take."""
+    _, height, width, channels = pool.images.shape
+    if height != width:
+        raise InputError(f"{pool.name} has images of {height} x {width}; networks need square ones, so set size.")
+    if config.crop >= height:
+        raise InputError(f"crop must be less than the {height} pixels of a side, but is {config.crop}.")
+    return channels, height
+
+
+def pick_tests(config: Config, known: Iterable[str]) -> list[str]:
+    """The tests that an experiment asks for, in the order of the known ones."""
+    known = list(known)
+    for test in config.tests or ():
+        if test not in known:
+            raise InputError(f"there is no test {test!r} here; {find_nearest(test, known)}")
+    return [test for test in known if config.tests is None or test in config.tests]

@@ -1,0 +1,57 @@
+"""From parts to a method, and from a method to plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from ..nets.net import Net
+from .base import FedAvg, Method, Personal, Rounds
+from .predictor import Forward, Predictor
+
+Part: TypeAlias = Rounds | Personal | Predictor
+Recipe: TypeAlias = tuple[Part | type[Part], ...] | Part | type[Part]
+
+PLACES: dict[str, type[Part]] = {"rounds": Rounds, "personal": Personal, "predictor": Predictor}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A method without its network."""
+
+    rounds: Rounds = FedAvg()
+    personal: Personal = Personal()
+    predictor: Predictor = Forward()
+
+    def on(self, net: Net) -> Method:
+        return Method(net, self.rounds, self.personal, self.predictor)
+
+
+def arrange(recipe: Recipe) -> Parts:
+    """Each part in its place. A part may be rounds and personal in one; what is missing is FedAvg's."""
+    places: dict[str, Any] = {}
+    for part in recipe if isinstance(recipe, tuple) else (recipe,):
+        part = part() if isinstance(part, type) else part
+        found = [name for name, kind in PLACES.items() if isinstance(part, kind)]
+        if not found:
+            raise InputError(f"{part!r} is not a part of a method; derive it from Rounds, Personal or Predictor.")
+        for name in found:
+            if name in places:
+                raise InputError(f"{places[name]!r} and {part!r} are both {name} parts; a method has one.")
+            places[name] = part
+    return Parts(**places)
+
+
+def compose(net: Net, recipe: Recipe) -> Method:
+    """The method of a recipe on a network."""
+    return arrange(recipe).on(net)
+
+
+def describe(value: Any) -> dict[str, Any]:
+    """A method or a part as plain data, for records: its class and its hyperparameters, nested ones too."""
+    values: dict[str, Any] = {"is": f"{type(value).__module__}.{type(value).__qualname__}"}
+    for each in fields(value):
+        inner = getattr(value, each.name)
+        values[each.name] = describe(inner) if is_dataclass(inner) else inner
+    return values

@@ -1,0 +1,81 @@
+"""How a deployed client answers unlabeled samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..tree import Tree
+from ..types import Shard
+from .samples import Answers, Samples
+
+if TYPE_CHECKING:
+    from .base import Method
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Answers a stream of samples in order. A subclass overrides `answer`, and `start` if it keeps a state.
+
+    Gradients are off; a predictor that needs one calls `differentiate` or `torch.func.grad`.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()  # leaves of a client's state beside those of the network
+
+    def check(self, method: Method) -> None:
+        """Raise InputError if the method does not fit this predictor. `needs` is checked already."""
+
+    def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
+        """The state before the first sample: a tree of tensors. Called for every test stream of every client."""
+        return {}
+
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        """The answers to the samples of a window, and the next state: the same leaves, shapes and dtypes."""
+        raise NotImplementedError
+
+    def respond(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        """`answer`, if it returns what it should."""
+        found = self.answer(method, mine, state, samples)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Answers)):
+            raise InputError(f"{type(self).__name__}.answer must return Answers and the next state, as a tuple.")
+        return found
+
+    def answer_given(self, method: Method, mine: Tree, state: Tree, views: Tensor, x: Tensor) -> tuple[Answers, Tree]:
+        """A step of a scan: the answers to samples x [window, c, h, w] with their views."""
+
+        def draw(positions: Tensor) -> Tensor:
+            if positions.device == views.device:
+                return views[positions]
+            # by plain numbers: a GPU's graph cannot take a tensor from the host
+            return torch.stack([views[position] for position in positions.tolist()])
+
+        return self.respond(method, mine, state, Samples(x, draw))
+
+    @property
+    def window(self) -> int | None:
+        """How many samples a call of `answer` gets. None: any number; the answers are the same as one by one."""
+        return 1
+
+    @property
+    def augments(self) -> tuple[int, int]:
+        """The augmented views of each sample: the number of steps, and of views per step."""
+        return 0, 0
+
+    @property
+    def passes(self) -> tuple[int, int]:
+        """Forward and backward passes through the network per sample, counting each augmented view."""
+        return 1, 0
+
+
+@dataclass(frozen=True)
+class Forward(Predictor):
+    """A plain forward pass."""
+
+    window = None
+
+    def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
+        return Answers(method.logits(mine, samples.x)), state

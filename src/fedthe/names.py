@@ -1,0 +1,43 @@
+"""Display names of methods, test distributions and networks, by id. Other ids are shown as they are."""
+
+from __future__ import annotations
+
+from .text import clean
+
+METHOD_NAMES = {
+    "fedavg": "FedAvg",
+    "gma": "GMA",
+    "term": "TERM",
+    "memo_g": "MEMO (G)",
+    "fedavg_ft": "FedAvg + FT",
+    "apfl": "APFL",
+    "fedrep": "FedRep",
+    "ditto": "Ditto",
+    "fedrod": "FedRoD",
+    "per_fedavg": "Per-FedAvg",
+    "knn_per": "kNN-Per",
+    "ttt": "TTT",
+    "memo_p": "MEMO (P)",
+    "t3a": "T3A",
+    "tsa": "TSA",
+    "fedthe": "FedTHE",
+    "fedthe_plus": "FedTHE+",
+}
+OURS = ("fedthe", "fedthe_plus")
+PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network
+TEST_NAMES = {
+    "original": "original",
+    "corrupted": "corrupted",
+    "ooc": "out-of-client",
+    "mixture": "mixture",
+    "corrupted_ooc": "corrupted out-of-client",
+}
+NET_NAMES = {"cnn": "CNN", "resnet20_gn": "ResNet20-GN", "cct4": "CCT4"}
+
+
+def name_method(method: str) -> str:
+    return METHOD_NAMES.get(method) or clean(method)
+
+
+def name_test(test: str) -> str:
+    return TEST_NAMES.get(test) or clean(test)

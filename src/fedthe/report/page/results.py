@@ -1,0 +1,181 @@
+"""The table of results: methods by tests, the worst client, costs, and the paper's numbers below ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import cells
+from ..data import Cost, Shown
+from .markup import escape, frame, list_items, prefix
+
+LONG = 30  # a table with more rows scrolls on its own, so that its head stays in sight
+
+
+@dataclass(frozen=True)
+class NumberCell:
+    """A number, and how it is shown. A test's cell can show the worst client's number instead."""
+
+    mean: float | None
+    said: str
+    worst: float | None = None  # None: the cell always shows `mean`
+    small: str = ""
+
+    def get(self, kind: str) -> float | None:
+        return self.worst if kind == "worst" and self.worst is not None else self.mean
+
+    def say(self, kind: str) -> str:
+        """Without the standard deviation."""
+        return cells.say_number(self.worst) if kind == "worst" and self.worst is not None else self.said.split(" ± ")[0]
+
+
+NOTHING = NumberCell(None, cells.NOTHING)
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    cells: Sequence[NumberCell]
+    best: Callable[[Iterable[float]], float] | None = max
+
+
+def show_results(runs: Sequence[Shown]) -> str:
+    if not any(map(_has_scores, runs)):
+        return frame("results", "Results", "<p>No method has finished, so there are no results to show.</p>")
+    columns = _fill_columns([(shown, method) for shown in runs for method in shown.methods])
+    heads = "".join(_write_head(title, "words") for title in ("method", "run")[: min(len(runs), 2)])
+    heads += "".join(_write_head(escape(column.title), "" if column.best is max else "least") for column in columns)
+    rows = _write_rows(runs, columns)
+    toggle = (
+        '<div class="controls needs-script"><label class="control">Show <select id="shown-number">'
+        '<option value="mean">mean over clients</option><option value="worst">worst client</option>'
+        "</select></label></div>"
+    )
+    table = (
+        f'<div class="scroll{" long" if len(rows) > LONG else ""}" tabindex="0" role="region" '
+        'aria-label="Results of all methods">'
+        '<table id="results-table" data-show="mean">'
+        f"<caption><span>{_write_caption(runs)}</span></caption>"
+        f"<thead><tr>{heads}</tr></thead><tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
+    )
+    return frame("results", "Results", f"{toggle}{table}{_explain(runs)}")
+
+
+def _fill_columns(rows: Sequence[tuple[Shown, str]]) -> list[_Column]:
+    """Columns with at least one number; `rows` are runs and their methods."""
+    tests = _join_tests([shown for shown, _ in rows])
+    worst = [cells.average_of(*row, "worst") for row in rows]
+    costs = [shown.costs.get(method, Cost()) for shown, method in rows]
+    columns = [_Column(title, [_fill_cell(*row, test) for row in rows]) for test, title in tests.items()]
+    columns += [
+        _Column("average", [_fill_average(*row) for row in rows]),
+        _Column("worst client", [NumberCell(each, cells.say_number(each)) for each in worst]),
+        _Column("ms per sample", [NumberCell(cost.ms, cells.say_ms(cost)) for cost in costs], min),
+        _Column("passes per sample", [NumberCell(_count_passes(cost), cells.say_passes(cost)) for cost in costs], None),
+    ]
+    return [column for column in columns if any(cell.said != cells.NOTHING for cell in column.cells)]
+
+
+def _write_rows(runs: Sequence[Shown], columns: Sequence[_Column]) -> list[str]:
+    rows: list[str] = []
+    for shown in runs:  # runs are not comparable: each has its own best
+        start = len(rows)
+        end = start + len(shown.methods)
+        best = [{kind: _find_best(column, start, end, kind) for kind in ("mean", "worst")} for column in columns]
+        run = f'<td class="words">{escape(shown.name)}</td>' if len(runs) > 1 else ""
+        for i, name in enumerate(shown.methods.values(), start):
+            numbers = (_write_cell(column.cells[i], tops) for column, tops in zip(columns, best, strict=True))
+            rows.append(f'<tr><th scope="row">{escape(name)}</th>{run}{"".join(numbers)}</tr>')
+    return rows
+
+
+def _has_scores(shown: Shown) -> bool:
+    return any(shown.scores.values())
+
+
+def _write_head(title: str, kind: str) -> str:
+    """The head of a column. A first click sorts numbers from the highest, "least" and "words" from the lowest."""
+    kind = f' class="{kind}"' if kind else ""
+    return f'<th scope="col"{kind}><button type="button">{title}</button></th>'
+
+
+def _write_caption(runs: Sequence[Shown]) -> str:
+    seeds = any(len(shown.seeds) > 1 for shown in runs)
+    mean = "mean over clients" + (" and seeds ± standard deviation over seeds" if seeds else "")
+    worst = "worst client of each test" + (", mean over seeds" if seeds else "")
+    best = "best of each column" + (" within a run" if len(runs) > 1 else "")
+    return f'Accuracy (%), <span class="mean">{mean}</span><span class="worst">{worst}</span>. Bold: {best}.'
+
+
+def _join_tests(runs: Sequence[Shown]) -> dict[str, str]:
+    """The tests of all runs, by name; by id if runs give a test different names."""
+    titles: dict[str, str] = {}
+    for shown in runs:
+        for test, title in shown.tests.items():
+            titles[test] = title if titles.get(test, title) == title else test
+    return titles
+
+
+def _fill_cell(shown: Shown, method: str, test: str) -> NumberCell:
+    score = shown.scores.get(method, {}).get(test)
+    if score is None or not cells.is_known(score.mean):
+        return NOTHING
+    change = cells.difference(shown, method, test)
+    paper = "" if change is None else f"paper {cells.say_number(score.mean - change)}, {cells.say_change(change)}"
+    return NumberCell(score.mean, cells.say(score), score.worst, paper.replace("-", "−"))
+
+
+def _fill_average(shown: Shown, method: str) -> NumberCell:
+    mean = cells.average_of(shown, method)
+    if len(shown.tests) < 2 or not cells.is_known(mean):
+        return NOTHING
+    return NumberCell(mean, cells.say_number(mean), cells.average_of(shown, method, "worst"))
+
+
+def _count_passes(cost: Cost) -> float | None:
+    return None if cost.forward is None else cost.forward + (cost.backward or 0)
+
+
+def _find_best(column: _Column, start: int, end: int, kind: str) -> str:
+    """The best number of these rows as shown, so that ties after rounding are all bold; "" if all are tied."""
+    seen = {value: cell.say(kind) for cell in column.cells[start:end] if cells.is_known(value := cell.get(kind))}
+    if column.best is None or len(set(seen.values())) < 2:
+        return ""
+    return seen[column.best(seen)]
+
+
+def _write_cell(cell: NumberCell, best: Mapping[str, str]) -> str:
+    values = {kind: cell.get(kind) for kind in best}
+    sorts = "".join(f' data-{kind}="{value:.6g}"' for kind, value in values.items() if cells.is_known(value))
+    mean = _embolden(cell.said, best["mean"]) + (f"<small>{cell.small}</small>" if cell.small else "")
+    if cell.worst is None:
+        return f"<td{sorts}>{mean}</td>"
+    worst = _embolden(cell.say("worst"), best["worst"])
+    return f'<td{sorts}><span class="mean">{mean}</span><span class="worst">{worst}</span></td>'
+
+
+def _embolden(said: str, best: str) -> str:
+    number, *rest = said.split(" ± ")
+    return " ± ".join([f"<b>{number}</b>" if number == best else number, *rest])
+
+
+def _explain(runs: Sequence[Shown]) -> str:
+    """What the columns mean, and what to know before comparing with the paper."""
+    several = len(runs) > 1
+    of_run = {shown.name: f" of {escape(shown.name)}" if several else "" for shown in runs}
+    lines = [
+        f"Average{of_run[shown.name]}: mean over {', '.join(map(escape, shown.tests.values()))}."
+        for shown in runs
+        if len(shown.tests) > 1
+    ]
+    lines.append("Worst client: the lowest accuracy of any client on each test, averaged over tests.")
+    if any(cost.forward is not None for shown in runs for cost in shown.costs.values()):
+        lines.append("Passes: forward (+ backward) passes through the network.")
+    for shown in runs:
+        if shown.paper and shown.paper.cells:
+            title = escape(shown.paper.title)
+            lines.append(f"Small print{of_run[shown.name]}: the paper's number ({title}), and our difference from it.")
+        remarks = shown.paper.remarks if shown.paper else ()
+        lines += [f"{prefix(shown, several)}{escape(remark)}" for remark in remarks]
+    lines += [f"{escape(shown.name)}: no method has finished." for shown in runs if not _has_scores(shown)]
+    return f'<div class="remarks">{list_items(lines)}</div>'
