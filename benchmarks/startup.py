@@ -2,7 +2,7 @@
 
 usage: python benchmarks/startup.py
 
-Medians over fresh processes, minus the start-up of Python itself. The import of torch alone is given for comparison.
+Medians of whole processes. The start of Python and the import of torch alone are given for comparison.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from scipy.ndimage import zoom
 
 from fedthe.data import DATASETS
 from fedthe.data.pool import Dataset, Pool
@@ -72,6 +71,8 @@ def count_loads(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Path]:
 
 def make_images(n: int, h: int, w: int, c: int, noise: float = 6.0) -> torch.Tensor:
     """Smooth ground, a box and a disk with sharp edges, a flat black and a flat white corner, and some noise."""
+    from scipy.ndimage import zoom
+
     random = np.random.default_rng(h * w * c)
     y, x = np.mgrid[:h, :w]
     images = np.empty((n, h, w, c))
