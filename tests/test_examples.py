@@ -11,6 +11,7 @@ import torch
 
 import fedthe
 import oracles
+from fedthe import tree
 from fedthe.config import make_config
 from fedthe.engine.fit import LoopFit, Optimizer
 from fedthe.engine.stack import Stack
@@ -19,7 +20,7 @@ from fedthe.engine.visit import Training
 from fedthe.methods import METHODS, compose
 from fedthe.methods.base import FedAvg
 from fedthe.methods.finetune import FineTune
-from fedthe.nets import CNN
+from fedthe.nets import CNN, NETS
 from helpers import ROOT, fails
 from tiny_net import CLASSES, TINY, draw, leaves, list_batches, make_shard, tiny_params
 
@@ -103,3 +104,19 @@ def test_the_table_on_the_page_has_every_method_and_who_shares_a_training():
     for name, letter in rows:
         training = compose(TINY, METHODS[name]).training
         assert (training == shared[letter]) if letter in shared else (training not in shared.values()), name
+
+
+def test_the_network_of_the_page_on_networks_trains(monkeypatch):
+    page = (ROOT / "docs" / "networks.md").read_text(encoding="utf-8")
+    block = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class " in block)
+    asked = []
+    monkeypatch.setitem(vars(fedthe), "run", lambda **settings: asked.append(make_config(settings)))
+    monkeypatch.setitem(NETS, "mlp", None)
+    exec(compile(block, "networks.md", "exec"), {"__name__": "__main__"})
+    assert asked[0].training.optimizer == Optimizer("adam", lr=0.002, weight_decay=0.0)
+    method = compose(NETS["mlp"](CLASSES, channels=1, size=16), METHODS[asked[0].methods[0]])
+    shards = [make_shard(n, seed=n) for n in (5, 9)]
+    settings = Training(rounds=1, local_epochs=1, batch=4, crop=1, optimizer=asked[0].training.optimizer)
+    loop, stack = train(method, shards, settings, 0), train(method, shards, settings, 0, engine=Stack())
+    for name, leaf in tree.flatten(loop.server.shared).items():
+        torch.testing.assert_close(leaf, tree.flatten(stack.server.shared)[name], rtol=1e-3, atol=1e-4)
