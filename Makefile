@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt tools/setup.sh
 	sh tools/setup.sh $(VENV) dev
 	@touch $@
 
-# For the tests of reports. Who may not install it goes without, and those tests say so.
+# For the browser tests of reports. Without it, these tests are skipped (on CI they fail).
 browser:
 	@command -v chromium >/dev/null || { \
 	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing Chromium" && apt-get update -qq && \
