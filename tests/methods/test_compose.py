@@ -306,3 +306,13 @@ class Windowless(Predictor):
 )
 def test_what_could_not_work_is_refused_before_training(part, says):
     fails(compose(NET, part).check, says)
+
+
+@dataclass(frozen=True)
+class Demanding(Rounds):
+    rate: float
+
+
+def test_a_class_that_needs_arguments_is_refused_with_the_way_out():
+    fails(lambda: compose(NET, Demanding), "Demanding cannot be made without arguments", "register an instance")
+    assert compose(NET, Demanding(0.5)).rounds == Demanding(0.5)

@@ -1,7 +1,7 @@
 """A file of slots of one size, each with the record of a client.
 
-Slots are handed out once between two calls of `keep`, whoever asks: so a process may be killed at any moment, and the
-file still holds whatever the last checkpoint refers to.
+No slot is handed out twice between two calls of `keep`. So a process may be killed at any moment, and the file still
+holds all records that the last checkpoint refers to.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ HEADER = 16  # bytes before a slot's data: the round and the client, as int64
 
 
 class Slots:
-    # Reading maps one slot and lets go of it at once: pages that stay mapped count as the process's memory. Writing
-    # does not go through a map, where a full disk is a SIGBUS, which ends the process; a write raises OSError. Slots
-    # are written whole, so the file grows by itself and ends with its last slot.
+    # A read maps one slot and unmaps it at once, because mapped pages count as the process's memory. Writes do not use
+    # a map: on a full disk that would be a SIGBUS, which kills the process, where a plain write raises OSError. Slots
+    # are written whole, so the file grows with them and ends with the last one.
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

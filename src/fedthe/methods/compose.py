@@ -32,7 +32,7 @@ def arrange(recipe: Recipe) -> Parts:
     """Each part in its place. A part may be rounds and personal in one; what is missing is FedAvg's."""
     places: dict[str, Any] = {}
     for part in recipe if isinstance(recipe, tuple) else (recipe,):
-        part = part() if isinstance(part, type) else part
+        part = _make(part) if isinstance(part, type) else part
         found = [name for name, kind in PLACES.items() if isinstance(part, kind)]
         if not found:
             raise InputError(f"{part!r} is not a part of a method; derive it from Rounds, Personal or Predictor.")
@@ -41,6 +41,16 @@ def arrange(recipe: Recipe) -> Parts:
                 raise InputError(f"{places[name]!r} and {part!r} are both {name} parts; a method has one.")
             places[name] = part
     return Parts(**places)
+
+
+def _make(part: type[Part]) -> Part:
+    try:
+        return part()
+    except InputError:
+        raise
+    except Exception as error:  # the class may be the user's own
+        why = f"{type(error).__name__}: {error}"
+        raise InputError(f"{part.__name__} cannot be made without arguments ({why}); register an instance.") from None
 
 
 def compose(net: Net, recipe: Recipe) -> Method:

@@ -53,7 +53,7 @@ class KNN(Predictor):
 
 
 def collect_features(method: Method, mine: Tree, images: Tensor, chunk: int = 500) -> Tensor:
-    """images uint8 [n, h, w, c], as they are, unaugmented -> [n, d]"""
+    """images uint8 [n, h, w, c], without augmentation -> [n, d]"""
     with torch.no_grad():
         return torch.cat([method.net.features(mine["body"], scale(x)) for x in images.split(chunk)])
 

@@ -43,7 +43,7 @@ def heads(net: Net, mine: Tree, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mean_feature(net: Net, body: Tree, shard: Shard, chunk: int = 500) -> Tensor:
-    """The descriptor: the mean feature [d] of the client's own training rows, as they are, unaugmented."""
+    """The descriptor: the mean feature [d] of the client's own training rows, without augmentation."""
     total = shard.counts.new_zeros(net.feature_dim)
     with torch.no_grad():
         for x, real in zip(shard.images.split(chunk), shard.real.split(chunk), strict=True):
