@@ -1,6 +1,6 @@
 """Damaged files never give a traceback, a partly written page, or another number than was measured.
 
-The short form runs with the tests. The long form: PYTHONPATH=src python tests/report/test_damage.py 4000
+The short form runs with the tests. The long form: PYTHONPATH=src:tests python tests/report/test_damage.py 4000
 """
 
 import contextlib
