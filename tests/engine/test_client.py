@@ -277,3 +277,29 @@ class Clashes(Rounds):
 
 def test_leaves_that_two_parts_keep_are_refused():
     fails(lambda: begin((Clashes(), FedRoD())), "two parts of the method use the name 'personal'")
+
+
+@dataclass(frozen=True)
+class Assigns(Personal):
+    """Writes into the dicts that it gets, not into their tensors."""
+
+    def keep(self, net, params):
+        return {"own": {"bias": torch.zeros(3)}}
+
+    def personalize(self, fit, shared, mine, shard):
+        shared["head"]["out"] = shared["head"]["out"] + 1
+        mine["own"]["bias"] = mine["own"]["bias"] + 1
+        return Fitted({"head": shared["head"]})
+
+
+def test_a_method_that_assigns_to_a_dict_changes_nobody_elses():
+    methods, shared, received = begin((FedAvg(), Assigns()), FedAvg())
+    before = tree.map_leaves(torch.clone, shared)
+    together = work(methods, make_fits(), shared, received, SHARD)
+    alone = work(methods[1:], make_fits(), shared, received[1:], SHARD)
+    assert_same(shared, before)
+    assert_same(together.upload, alone.upload)
+    assert_same(together.kept[0], received[0].mine)  # which `personalize` did not return
+    state, _ = deploy(methods[0], make_fits().personal, shared, received[0], SHARD)
+    assert_same(state["head"], tree.map_leaves(lambda leaf: leaf + 1, shared["head"]))
+    assert_same(shared, before)

@@ -8,7 +8,7 @@ import torch
 import fedthe
 from fedthe import tree
 from fedthe.engine.loop import Loop
-from fedthe.engine.server import Diverged, find_fault, find_infinite, sample_clients
+from fedthe.engine.server import Diverged, Server, aggregate, find_fault, find_infinite, sample_clients
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import start, train_round, train_together
 from fedthe.engine.visit import Row, Run, Training, Visit
@@ -294,3 +294,19 @@ def test_a_bad_upload_ends_its_method_and_skip_is_noted_in_the_results(data, tmp
     assert any("bad, seed 0" in note and "left out" in note for note in results.notes)
     again = fedthe.run(methods=["bad", "fedavg"], out=str(tmp_path / "skip"), tolerate="skip", **settings)
     assert again.notes == results.notes
+
+
+@dataclass(frozen=True)
+class InPlace(Rounds):
+    """Half of the old model and half of the mean, in the tensors that it got."""
+
+    def aggregate(self, shared, uploads, weights):
+        mean = tree.weighted_mean(uploads, weights)
+        return tree.map_leaves(lambda old, new: old.mul_(0.5).add_(0.5 * new), shared, mean)
+
+
+def test_a_rule_that_works_in_place_leaves_the_round_before_as_it_was():
+    server = Server(0, {"w": torch.ones(2)})
+    after = aggregate(InPlace(), server, {"w": torch.full((3, 2), 5.0)}, torch.ones(3))
+    assert after["w"].tolist() == [3, 3]
+    assert server.shared["w"].tolist() == [1, 1]

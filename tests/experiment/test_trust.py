@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pytest
@@ -316,6 +316,16 @@ def test_hyperparameters_that_cannot_be_filed_are_refused_before_anything_is_mov
     monkeypatch.setitem(fedthe.METHODS, "../holds", Rounds)
     with pytest.raises(InputError, match="cannot be part of a file's name"):
         fedthe.run(**settings | {"methods": ["../holds"]})
+
+
+def test_fields_that_cannot_be_hashed_are_refused(data, tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Lists(Rounds):
+        layers: list = field(default_factory=list)
+
+    monkeypatch.setitem(fedthe.METHODS, "lists", Lists)
+    with pytest.raises(InputError, match="lists cannot be filed by its hyperparameters: unhashable"):
+        fedthe.run(dataset=data, methods=["lists"], out=str(tmp_path / "run"), **SMALL)
 
 
 def test_fields_without_equality_would_share_a_training_and_are_refused(data, tmp_path, monkeypatch):

@@ -316,3 +316,12 @@ class Demanding(Rounds):
 def test_a_class_that_needs_arguments_is_refused_with_the_way_out():
     fails(lambda: compose(NET, Demanding), "Demanding cannot be made without arguments", "register an instance")
     assert compose(NET, Demanding(0.5)).rounds == Demanding(0.5)
+
+
+class Undecorated(Rounds):
+    def __init__(self, mu):
+        self.mu = mu
+
+
+def test_attributes_that_are_no_fields_are_refused_since_equality_does_not_see_them():
+    fails(lambda: compose(NET, Undecorated(0.1)), "Undecorated.mu is not a field", "frozen dataclass")

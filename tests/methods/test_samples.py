@@ -21,7 +21,9 @@ from fedthe.methods import compose
 from fedthe.methods.base import Answers, Predictor, Samples
 from fedthe.methods.finetune import FineTune
 from fedthe.methods.losses import entropy
+from fedthe.methods.samples import join
 from fedthe.types import scale
+from helpers import fails
 from trained_methods import CLASSES, NET, SETTINGS, make_data, make_federation, trained
 
 ENGINES = {"loop": Loop, "stack": Stack, "stack of two streams at a time": lambda: Stack(rows=2)}
@@ -301,3 +303,8 @@ def test_views_are_those_of_the_position_in_the_stream():
     assert not torch.equal(whole[0, 0, 0], whole[0, 0, 1])
     none = make_samples(compose(NET, ()), pixels, (0, "test")).views(some)
     assert none.shape == (5, 0, 0, 3, NET.size, NET.size)
+
+
+def test_columns_that_differ_between_windows_are_refused():
+    answers = [Answers(torch.zeros(1, 3), {"e": torch.zeros(1)}), Answers(torch.zeros(1, 3))]
+    fails(lambda: join(answers), "the same columns of info for every sample")

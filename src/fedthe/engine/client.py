@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import tree
 from ..errors import InputError
 from ..methods.base import Method
 from ..methods.fit import Fit
@@ -44,14 +45,16 @@ class Worked(NamedTuple):
 def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence[Received], shard: Shard) -> Worked:
     """A round of one client. Methods that train the same shared model share its training; mostly there is one."""
     made = [
-        method.personal.personalize(fits.personal, shared | own.averages, own.mine.get("personal", {}), shard)
+        method.personal.personalize(
+            fits.personal, _fresh(shared | own.averages), _fresh(own.mine.get("personal", {})), shard
+        )
         for method, own in zip(methods, received, strict=True)
     ]
     kept = [_keep(own.mine, each.params) for own, each in zip(received, made, strict=True)]
     # What is kept for the rounds is the same for all methods; a method of one part, which is alone, has one branch.
     branch = "personal" if methods[0].is_one_part else "rounds"
     mine = kept[0].get(branch, {})
-    local = methods[0].rounds.local(fits.local, shared, mine, shard)
+    local = methods[0].rounds.local(fits.local, _fresh(shared), _fresh(mine), shard)
     _check_kept(local.mine, mine)
     kept = [own | {branch: own.get(branch, {}) | local.mine} for own in kept]
     averages = [
@@ -65,7 +68,7 @@ def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence
 def deploy(method: Method, fit: Fit, shared: Tree, received: Received, shard: Shard) -> tuple[Tree, Tensor]:
     """What a client deploys beyond the shared model, and the loss of personalizing it."""
     averages, mine = received
-    made = method.personal.personalize(fit, shared | averages, mine.get("personal", {}), shard)
+    made = method.personal.personalize(fit, _fresh(shared | averages), _fresh(mine.get("personal", {})), shard)
     deployed = averages | mine.get("rounds", {}) | mine.get("personal", {}) | made.params
     return deployed, pick_loss([], made.losses)
 
@@ -76,6 +79,11 @@ def pick_loss(before: Sequence[Tensor], losses: Tensor) -> Tensor:
     for loss in reversed([*before, *losses.unbind()]):
         last = torch.where(loss.isfinite(), last, loss)
     return last
+
+
+def _fresh(part: Tree) -> Tree:
+    """The same tensors in dicts of their own, so that a method that assigns to one changes nobody else's."""
+    return tree.map_leaves(lambda leaf: leaf, part)
 
 
 def _keep(mine: Tree, made: Tree) -> Tree:

@@ -54,7 +54,8 @@ def count_sampled(clients: int, participation: float) -> int:
 def aggregate(rounds: Rounds, server: Server, uploads: Tree, weights: Tensor) -> Tree:
     """The next shared model, from stacked uploads [clients, ...]; it has the same leaves, all finite."""
     with code_of_a_method():
-        shared = rounds.aggregate(server.shared, uploads, weights)
+        # a copy: a rule that works in place must not change the round before
+        shared = rounds.aggregate(tree.map_leaves(torch.clone, server.shared), uploads, weights)
         check_aggregate(server.shared, shared, server.round)
     return shared
 

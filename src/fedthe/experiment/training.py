@@ -142,7 +142,7 @@ class _Saver:
         ]
         self._spent = [[file.seconds for file in files] for files in self._files]
         self._began = time.perf_counter()
-        self._saved = [time.monotonic()] * len(works)
+        self._saved = {(r, m): time.monotonic() for r in range(len(works)) for m in range(len(trainings))}
         self._unsaved: dict[tuple[int, int], Progress] = {}
 
     def after_round(self, r: int, trainings: Sequence[int], reached: Sequence[Progress]) -> None:
@@ -152,11 +152,12 @@ class _Saver:
         tell(TrainEvent(names, seeds, server.losses[-1], done=server.round, total=config.rounds))
         self._unsaved |= {(r, m): progress for m, progress in zip(trainings, reached, strict=True)}
         wanted = server.round == config.rounds or server.round in config.keep
-        if wanted or time.monotonic() - self._saved[r] >= config.checkpoint_seconds:
+        oldest = min(self._saved[r, m] for m in trainings)
+        if wanted or time.monotonic() - oldest >= config.checkpoint_seconds:
             for m, progress in zip(trainings, reached, strict=True):
                 self._save(r, m, progress)
                 self.keep(r, m, progress)
-            self._saved[r] = time.monotonic()
+            self._saved |= {(r, m): time.monotonic() for m in trainings}
 
     def save_rest(self) -> None:
         """The last good rounds of what failed or was stopped, to look at or to continue from."""

@@ -140,7 +140,10 @@ class Work:
             warnings.warn(f"{other} is damaged, and is passed over.", stacklevel=2)
         shorter = {other: number for other, number in reached.items() if 0 <= number <= self.config.rounds}
         for other in sorted(shorter, key=lambda other: -shorter[other]):
-            records.copy_progress(other, path)
+            with store.hold(other.with_suffix(".lock"), wait=False) as ours:
+                if not ours and records.clients_file(other).exists():
+                    continue  # another process is writing both files
+                records.copy_progress(other, path)
             try:
                 return records.load_progress(path, self.engine.device)
             except InputError:  # the next one, or the start
@@ -302,9 +305,12 @@ def _check_method(name: str, method: Method) -> tuple[Method, Method]:
     try:
         with code_of_a_method():
             both = method, method.training
+    except Failed as error:
+        raise InputError(f"{name} fails before training: {flatten(error, 200)}.") from None
+    try:
         for each in both:
-            content_hash(describe(each))
-    except (Failed, TypeError, ValueError) as error:
+            hash(each), content_hash(describe(each))
+    except (TypeError, ValueError) as error:
         raise InputError(f"{name} cannot be filed by its hyperparameters: {flatten(error, 200)}.") from None
     for part in (method.net, method.rounds, method.personal, method.predictor):
         if "__eq__" not in vars(type(part)) and "__annotations__" in vars(type(part)):

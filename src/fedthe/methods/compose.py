@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from ..errors import InputError
@@ -36,11 +37,20 @@ def arrange(recipe: Recipe) -> Parts:
         found = [name for name, kind in PLACES.items() if isinstance(part, kind)]
         if not found:
             raise InputError(f"{part!r} is not a part of a method; derive it from Rounds, Personal or Predictor.")
+        _check_fields(part)
         for name in found:
             if name in places:
                 raise InputError(f"{places[name]!r} and {part!r} are both {name} parts; a method has one.")
             places[name] = part
     return Parts(**places)
+
+
+def _check_fields(part: Part) -> None:
+    """Equality and records know fields only: parts that differ in other attributes would share a training."""
+    others = vars(part).keys() - {each.name for each in fields(part)}
+    for name in sorted(others):
+        if not isinstance(getattr(type(part), name, None), cached_property):
+            raise InputError(f"{type(part).__name__}.{name} is not a field; make the class a frozen dataclass.")
 
 
 def _make(part: type[Part]) -> Part:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..tree import Tree
 
 if TYPE_CHECKING:
@@ -59,5 +60,7 @@ class Samples:
 
 
 def join(answers: list[Answers], dim: int = 0) -> Answers:
+    if any(each.info.keys() != answers[0].info.keys() for each in answers):
+        raise InputError("a predictor must give the same columns of info for every sample.")
     info = {name: torch.cat([each.info[name] for each in answers], dim) for name in answers[0].info}
     return Answers(torch.cat([each.logits for each in answers], dim), info)
