@@ -1,9 +1,12 @@
 """A small federation that all methods are trained on, once for all tests of a worker."""
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import torch
 
+from fedthe import tree
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset, Pool
 from fedthe.engine.fit import Optimizer
@@ -11,6 +14,7 @@ from fedthe.engine.shards import Shards
 from fedthe.engine.train import train
 from fedthe.engine.visit import Training
 from fedthe.methods import ABLATIONS, METHODS
+from fedthe.methods.base import Rounds
 from fedthe.nets.cnn import CNN
 
 ALL = METHODS | ABLATIONS
@@ -44,3 +48,18 @@ def make_data():
 @cache
 def trained(method):
     return train(method, make_data()[0], SETTINGS, seed=0)
+
+
+@dataclass(frozen=True)
+class Drifting(Rounds):
+    """A client keeps where its head went, and uploads it with the head."""
+
+    def keep(self, net, params):
+        return {"drift": tree.map_leaves(torch.zeros_like, params["head"])}
+
+    def local(self, fit, shared, mine, shard):
+        fitted = fit(self.loss, shared)
+        went = tree.map_leaves(lambda before, after: after - before, shared["head"], fitted.params["head"])
+        drift = tree.map_leaves(lambda old, new: old / 2 + new, mine["drift"], went)
+        head = tree.map_leaves(lambda leaf, far: leaf + far / 10, fitted.params["head"], drift)
+        return fitted._replace(params=fitted.params | {"head": head}, mine={"drift": drift})

@@ -19,7 +19,7 @@ from fedthe.methods.fedrep import FedRep
 from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.two_heads import TwoHeads, mean_feature
 from helpers import fails
-from trained_methods import NET, SETTINGS, make_data
+from trained_methods import NET, SETTINGS, Drifting, make_data
 
 BALANCED = FedAvg(balanced=True)
 SHARD = make_data()[0][0]
@@ -84,21 +84,6 @@ def test_what_is_deployed_but_not_kept_is_not_kept():
     made = APFL().personalize(make_fits().personal, shared, own.mine["personal"], SHARD).params
     assert_same(done.kept[0]["personal"], {name: made[name] for name in ("personal", "alpha")})
     assert_same(deploy(method, make_fits().personal, shared, own, SHARD)[0], made)
-
-
-@dataclass(frozen=True)
-class Drifting(Rounds):
-    """A client keeps where its head went, and uploads it with the head."""
-
-    def keep(self, net, params):
-        return {"drift": tree.map_leaves(torch.zeros_like, params["head"])}
-
-    def local(self, fit, shared, mine, shard):
-        fitted = fit(self.loss, shared)
-        went = tree.map_leaves(lambda before, after: after - before, shared["head"], fitted.params["head"])
-        drift = tree.map_leaves(lambda old, new: old / 2 + new, mine["drift"], went)
-        head = tree.map_leaves(lambda leaf, far: leaf + far / 10, fitted.params["head"], drift)
-        return fitted._replace(params=fitted.params | {"head": head}, mine={"drift": drift})
 
 
 def test_rounds_may_change_what_clients_keep_for_them():

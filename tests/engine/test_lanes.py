@@ -19,26 +19,11 @@ from fedthe.methods.base import FedAvg, Fitted, Personal, Rounds
 from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.two_heads import TwoHeads
 from helpers import count_rounds
-from trained_methods import NET, SETTINGS, make_data, make_federation
+from trained_methods import NET, SETTINGS, Drifting, make_data, make_federation
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 BALANCED = FedAvg(balanced=True)
 CLIENTS, BAD = 3, 1
-
-
-@dataclass(frozen=True)
-class Drifting(Rounds):
-    """A client keeps where its head went, and goes on there."""
-
-    def keep(self, net, params):
-        return {"drift": tree.map_leaves(torch.zeros_like, params["head"])}
-
-    def local(self, fit, shared, mine, shard):
-        fitted = fit(self.loss, shared)
-        went = tree.map_leaves(lambda before, after: after - before, shared["head"], fitted.params["head"])
-        drift = tree.map_leaves(lambda old, new: old / 2 + new, mine["drift"], went)
-        head = tree.map_leaves(lambda leaf, far: leaf + far / 10, fitted.params["head"], drift)
-        return fitted._replace(params=fitted.params | {"head": head}, mine={"drift": drift})
 
 
 SAME_CORE = {

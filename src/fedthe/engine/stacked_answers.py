@@ -106,7 +106,7 @@ class Workshop:
                 scanner.load(mine, state)
             if scanner.seen.numel():
                 positions = first + torch.arange(count, device=row.device).expand(len(row), count)
-                views.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), scanner.seen.flatten(0, 1))
+                views.draw(row[:, None].expand_as(positions), positions, scanner.seen)
             answers.append(scanner(parts))
             state = scanner.state
         answers += [_take_last(answers[-1])] * (n - end)
@@ -165,19 +165,19 @@ class StackedViews:
         self.shape = (*method.predictor.augments, h, w, c)
 
     def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
-        """Into out [m, steps, views, h, w, c]; row and position: int64 [m]."""
+        """Into out [..., steps, views, h, w, c]; row and position: int64 [...]."""
         if not out.numel():  # the predictor uses none
             return
         steps, count = self.shape[:2]
+        row, position = row.flatten(), position.flatten()
         seen = augmix_rows(self._pixels[row, position], self._keys[row], position, steps * count)
-        out.copy_(seen.movedim(2, -1).unflatten(1, (steps, count)))
+        out.view(len(row), *self.shape).copy_(seen.movedim(2, -1).unflatten(1, (steps, count)))
 
     def draw_rows(self, row: Tensor, positions: Tensor) -> Tensor:
         """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
-        out = torch.empty((positions.numel(), *self.shape), device=row.device)
-        self.draw(row[:, None].expand_as(positions).flatten(), positions.flatten(), out)
-        rows: Tensor = out.unflatten(0, positions.shape).movedim(-1, -3)
-        return rows
+        out = torch.empty((*positions.shape, *self.shape), device=row.device)
+        self.draw(row[:, None].expand_as(positions), positions, out)
+        return out.movedim(-1, -3)
 
 
 class StackedSamples(Samples):

@@ -20,7 +20,7 @@ from ..errors import Failed
 from ..methods.base import Method
 from ..progress.events import TrainEvent, WaitEvent, tell
 from ..tree import Tree
-from .work import Work, prepare, split
+from .work import Checkpoint, Work, prepare, split
 
 Served = dict[Method, dict[str, Method]]  # by training: the methods that deploy it, by name
 
@@ -110,39 +110,41 @@ def _hold_all(works: Sequence[Work], trainings: Sequence[Method], wait: bool) ->
 
 def train_some(works: Sequence[Work], served: Mapping[Method, list[str]]) -> dict[Method, list[Outcome]]:
     """Trainings with the same core on several federations, from their checkpoints or from the start."""
-    outcomes: dict[Method, list[Outcome]] = {}
-    for training, names in served.items():
+    files = {training: [work.checkpoint(training, names) for work in works] for training, names in served.items()}
+    begun: dict[Method, list[Progress]] = {}
+    failed: dict[Method, list[Outcome]] = {}
+    for training, of_works in files.items():
         try:
-            outcomes[training] = [work.begin(training, work.checkpoint(training, names)) for work in works]
+            begun[training] = [work.begin(training, file) for work, file in zip(works, of_works, strict=True)]
         except Failed as error:  # the method's `share` or `keep` raised
-            outcomes[training] = [error] * len(works)
-    ready = [training for training, reached in outcomes.items() if not isinstance(reached[0], Failed)]
-    begun = [[reached for t in ready if isinstance(reached := outcomes[t][r], Progress)] for r in range(len(works))]
-    saver = _Saver(works, ready, [served[training] for training in ready])
-    for r, of_run in enumerate(begun):
+            failed[training] = [error] * len(works)
+    ready = list(begun)
+    reached_by_run = [[begun[training][r] for training in ready] for r in range(len(works))]
+    saver = _Saver(works, {training: files[training] for training in ready})
+    for r, of_run in enumerate(reached_by_run):
         for m, reached in enumerate(of_run):
             saver.keep(r, m, reached)  # of a run that was stopped before it did
     try:
         engine, settings = works[0].engine, works[0].config.training
-        done = train_together(ready, [work.run for work in works], settings, begun, engine, saver.after_round)
+        runs = [work.run for work in works]
+        done = train_together(ready, runs, settings, reached_by_run, engine, saver.after_round)
     finally:
         saver.save_rest()
-    return outcomes | {training: [of_run[m] for of_run in done] for m, training in enumerate(ready)}
+    trained = {training: [of_run[m] for of_run in done] for m, training in enumerate(ready)}
+    return {training: failed.get(training) or trained[training] for training in served}
 
 
 class _Saver:
     """Writes checkpoints while training goes on."""
 
-    def __init__(self, works: Sequence[Work], trainings: Sequence[Method], served: Sequence[list[str]]) -> None:
-        self._works, self._trainings = works, trainings
-        self._names = [names[0] for names in served]
-        self._files = [
-            [work.checkpoint(training, names) for training, names in zip(trainings, served, strict=True)]
-            for work in works
-        ]
+    def __init__(self, works: Sequence[Work], files: Mapping[Method, Sequence[Checkpoint]]) -> None:
+        """files: of every training, one for each of the works."""
+        self._works, self._trainings = works, list(files)
+        self._names = [of_works[0].about["methods"][0] for of_works in files.values()]
+        self._files = [[of_works[r] for of_works in files.values()] for r in range(len(works))]
         self._spent = [[file.seconds for file in files] for files in self._files]
         self._began = time.perf_counter()
-        self._saved = {(r, m): time.monotonic() for r in range(len(works)) for m in range(len(trainings))}
+        self._saved = {(r, m): time.monotonic() for r in range(len(works)) for m in range(len(files))}
         self._unsaved: dict[tuple[int, int], Progress] = {}
 
     def after_round(self, r: int, trainings: Sequence[int], reached: Sequence[Progress]) -> None:
