@@ -30,7 +30,7 @@ import fedthe
 dataset = fedthe.load_dataset("cifar10", natural=sys.argv[1] or None)
 federation = fedthe.build(dataset, fedthe.Settings(clients=20, dirichlet=0.1, seed=0))
 manifest = federation.manifest_hash
-samples = sum(len(federation.images(s)) for streams in federation.tests.values() for s in streams if s is not None)
+samples = sum(len(federation.inputs(s)) for streams in federation.tests.values() for s in streams if s is not None)
 print(json.dumps({
     "seconds": time.perf_counter() - start,
     "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,

@@ -44,19 +44,19 @@ def augment(x: Tensor, draws: torch.Generator, flip: bool) -> Tensor:
 def accuracy(net: CNN, params: tree.Tree, pool: Pool) -> tuple[float, list[float]]:
     """Accuracy in percent, overall and for each class."""
     with torch.no_grad():
-        said = torch.cat([net.logits(params, to_input(chunk)).argmax(1) for chunk in np.array_split(pool.images, 8)])
+        said = torch.cat([net.logits(params, to_input(chunk)).argmax(1) for chunk in np.array_split(pool.x, 8)])
     right = said.numpy() == pool.labels
     return 100 * float(right.mean()), [100 * float(right[pool.labels == c].mean()) for c in range(len(pool.classes))]
 
 
 def train(pool: Pool, seed: int, flip: bool) -> tuple[CNN, tree.Tree]:
-    net = CNN(classes=len(pool.classes), channels=pool.images.shape[3], size=pool.images.shape[1])
+    net = CNN(classes=len(pool.classes), channels=pool.x.shape[3], size=pool.x.shape[1])
     params = tree.map_leaves(lambda leaf: leaf.requires_grad_(), net.init(seed))
     optimizer = torch.optim.SGD(tree.flatten(params).values(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     steps = EPOCHS * (len(pool) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     draws = torch.Generator().manual_seed(seed)
-    x, labels = to_input(pool.images), torch.from_numpy(pool.labels)
+    x, labels = to_input(pool.x), torch.from_numpy(pool.labels)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(pool), generator=draws).split(BATCH)[: len(pool) // BATCH]:
             loss = F.cross_entropy(net.logits(params, augment(x[rows], draws, flip)), labels[rows])
@@ -104,7 +104,7 @@ def main() -> None:
             order = rng.shuffled(rng.key(seed, "benchmark", "split"), len(data.pool))
             cut = len(order) * 4 // 5
             inside, outside = (
-                Pool(data.pool.name, data.pool.images[rows], data.pool.labels[rows], data.pool.classes)
+                Pool(data.pool.name, data.pool.x[rows], data.pool.labels[rows], data.pool.classes)
                 for rows in (order[:cut], order[cut:])
             )
             net, params = train(inside, seed, flip)

@@ -238,7 +238,7 @@ def test_orders_and_dtypes_do_not_change_the_content(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", images=np.asfortranarray(images), labels=labels.astype(">i2"))
     a, b = (load_dataset(f"npz:{tmp_path / name}.npz").pool for name in "ab")
     assert a.digest == b.digest
-    assert b.images.flags.c_contiguous
+    assert b.x.flags.c_contiguous
     np.savez(tmp_path / "c.npz", x=np.array(7.5, dtype=">f8"), y=np.asfortranarray(np.arange(6.0).reshape(2, 3)))
     read = foreign.read_npz(tmp_path / "c.npz")
     assert read["x"].shape == ()

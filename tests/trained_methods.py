@@ -42,7 +42,7 @@ def make_data():
     """The clients' shards, and a test stream of each."""
     federation = make_federation()
     streams = [stream.take(np.arange(SAMPLES)) for stream in federation.tests["mixture"]]
-    return Shards(federation), [(federation.images(s), federation.labels(s)) for s in streams]
+    return Shards(federation), [(federation.inputs(s), federation.labels(s)) for s in streams]
 
 
 @cache

@@ -73,7 +73,7 @@ def draw_tests(federation: Federation, path: Path, client: int | None = None) ->
     grid = figure.subplots(len(tests), COLUMNS, squeeze=False)
     for cells, (name, stream) in zip(grid, tests.items(), strict=True):
         shown = stream.first(COLUMNS)
-        images, captions = federation.images(shown), _caption(federation, shown)
+        images, captions = federation.inputs(shown), _caption(federation, shown)
         label = f"{title_of(name, federation)}\n({len(stream)})"
         cells[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, parse_math=False)
         for i, cell in enumerate(cells):

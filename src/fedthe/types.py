@@ -10,11 +10,11 @@ from torch import Tensor
 class Shard(NamedTuple):
     """One client's labelled rows. Rows where `real` is False are padding, there to make clients equally long."""
 
-    images: Tensor  # uint8 [n, h, w, c]
+    x: Tensor  # uint8 [n, h, w, c]
     labels: Tensor  # int64 [n]
     real: Tensor  # bool [n]
     counts: Tensor  # float32 [classes]: real training rows of each class
-    val_images: Tensor  # uint8 [v, h, w, c]
+    val_x: Tensor  # uint8 [v, h, w, c]
     val_labels: Tensor  # int64 [v]
     val_real: Tensor  # bool [v]
 

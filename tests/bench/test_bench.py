@@ -189,16 +189,16 @@ def test_sizes_are_full_where_that_takes_seconds():
 def test_the_made_federation_is_that_of_the_paper_in_shape():
     federation = make_federation(clients=3, train=30)
     pool = federation.pool
-    assert pool.images.shape == (3 * 50, 32, 32, 3)
+    assert pool.x.shape == (3 * 50, 32, 32, 3)
     assert [(len(s.train), len(s.val), len(s.test)) for s in federation.clients] == [(30, 10, 10)] * 3
     assert len(np.unique(np.concatenate([split.rows for split in federation.clients]))) == len(pool)
-    flat = pool.images.reshape(len(pool), -1).astype(float)
+    flat = pool.x.reshape(len(pool), -1).astype(float)
     means = {c: flat[pool.labels == c].mean(0) for c in np.unique(pool.labels)}
     near = [min(means, key=lambda c: np.abs(image - means[c]).sum()) for image in flat]
     assert (near == pool.labels).mean() > 0.95  # classes can be told apart
     asked = make_questions(federation, streams=2, samples=12)
     assert [each.row for each in asked] == [0, 1, 2, 0, 1, 2]
-    assert (asked[3].images[:10] == pool.images[federation.clients[1].test]).all()
+    assert (asked[3].x[:10] == pool.x[federation.clients[1].test]).all()
     assert len({each.path for each in asked}) == 6
 
 

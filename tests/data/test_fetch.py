@@ -268,7 +268,7 @@ def test_the_second_source_serves_when_the_first_fails(mnist: Site, home: Path) 
     assert not is_whole("mnist")
     assert fetch.fetch("mnist") == home / "data/mnist"
     assert left(home) == [f"mnist/{name}.gz" for name in sorted(idx.FILES)]  # and no downloads
-    assert load_dataset("mnist").pool.images.shape == (12, 28, 28, 1)
+    assert load_dataset("mnist").pool.x.shape == (12, 28, 28, 1)
     assert verify("mnist").ok
     assert is_whole("mnist")
     asked = len(mnist.asked)
@@ -406,7 +406,7 @@ def test_cifar_sheets_become_the_authors_batches(home: Path, tmp_path: Path, mon
     np.testing.assert_array_equal(batch[b"data"], data[4:8].reshape(4, 3072))
     assert batch[b"labels"] == labels[4:8]
     pool = load_dataset("cifar10").pool
-    np.testing.assert_array_equal(pool.images, data[:20].reshape(20, 3, 32, 32).transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(pool.x, data[:20].reshape(20, 3, 32, 32).transpose(0, 2, 3, 1))
     assert pool.labels.tolist() == labels[:20]
 
 
@@ -460,7 +460,7 @@ def test_debian_packages_are_unpacked(home: Path, tmp_path: Path, monkeypatch: p
         tmp_path / "bin", "dpkg-deb", f'mkdir -p "$3/usr/share" && cp {tmp_path}/*-ubyte.gz "$3/usr/share"', monkeypatch
     )
     fetch.fetch("fashion_mnist", source="debian")
-    assert load_dataset("fashion_mnist").pool.images.shape == (12, 28, 28, 1)
+    assert load_dataset("fashion_mnist").pool.x.shape == (12, 28, 28, 1)
 
 
 def test_npm_failures_are_told_without_addresses(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def forget(home):
 
 def same(left, right) -> bool:
     pairs = [(left.pool, right.pool), (left.natural["unseen-typefaces"], right.natural["unseen-typefaces"])]
-    return all(np.array_equal(a.images, b.images) and np.array_equal(a.labels, b.labels) for a, b in pairs)
+    return all(np.array_equal(a.x, b.x) and np.array_equal(a.labels, b.labels) for a, b in pairs)
 
 
 def test_shapes_names_and_balance():
@@ -37,7 +37,7 @@ def test_shapes_names_and_balance():
     assert data.pool.name == "glyphs"
     assert list(data.natural) == ["unseen-typefaces"]
     for pool, n in ((data.pool, 200), (data.natural["unseen-typefaces"], 60)):
-        assert pool.images.shape == (n, 32, 32, 3)
+        assert pool.x.shape == (n, 32, 32, 3)
         assert pool.classes == glyphs.CLASSES
         assert np.bincount(pool.labels).tolist() == [n // 10] * 10
         assert not (pool.labels[:10] == pool.labels[10:20]).all()
@@ -53,17 +53,17 @@ def test_the_same_twice_and_another_seed_differs(forget):
     forget()
     assert same(first, glyphs.load(**FEW))
     other = glyphs.load(seed=1, **FEW)
-    assert (first.pool.images != other.pool.images).any(axis=(1, 2, 3)).all()
+    assert (first.pool.x != other.pool.x).any(axis=(1, 2, 3)).all()
 
 
 def test_an_image_does_not_depend_on_how_many_there_are(monkeypatch):
     few = glyphs.load(n=7, n_shift=3)
     monkeypatch.setattr(glyphs, "CHUNK", 64)
     many = glyphs.load(**FEW)
-    assert np.array_equal(few.pool.images, many.pool.images[:7])
+    assert np.array_equal(few.pool.x, many.pool.x[:7])
     assert np.array_equal(few.pool.labels, many.pool.labels[:7])
     shifts = few.natural["unseen-typefaces"], many.natural["unseen-typefaces"]
-    assert np.array_equal(shifts[0].images, shifts[1].images[:3])
+    assert np.array_equal(shifts[0].x, shifts[1].x[:3])
 
 
 def test_the_cache_gives_what_was_made(home, monkeypatch):
@@ -120,13 +120,13 @@ def test_every_typeface_has_every_character():
 
 def test_pixels_are_varied():
     pool = glyphs.load(**FEW).pool
-    assert pool.images.min() < 10
-    assert pool.images.max() > 245
-    assert 100 < pool.images.mean() < 155
-    spread = pool.images.std(axis=(1, 2)).max(1)  # of the channel that shows most
+    assert pool.x.min() < 10
+    assert pool.x.max() > 245
+    assert 100 < pool.x.mean() < 155
+    spread = pool.x.std(axis=(1, 2)).max(1)  # of the channel that shows most
     assert spread.min() > 4
     assert 20 < np.median(spread) < 70
-    assert not (pool.images[..., 0] == pool.images[..., 1]).all(axis=(1, 2)).any()
+    assert not (pool.x[..., 0] == pool.x[..., 1]).all(axis=(1, 2)).any()
 
 
 def test_without_disturbances_an_image_is_the_plain_character(monkeypatch):
@@ -137,7 +137,7 @@ def test_without_disturbances_an_image_is_the_plain_character(monkeypatch):
     monkeypatch.setattr(glyphs, "POOL_TYPEFACES", ("DejaVuSans",))
     pool = glyphs.load(n=10, n_shift=1).pool
     (font,) = glyphs._font_files(("DejaVuSans",))
-    for image, label in zip(pool.images, pool.labels, strict=True):
+    for image, label in zip(pool.x, pool.labels, strict=True):
         middle = glyphs._character(font, pool.classes[label], 0).crop((16, 16, 80, 80))
         plain = np.asarray(middle.resize((32, 32), Image.Resampling.BOX), dtype=int)
         assert (image == image[..., :1]).all()
@@ -148,7 +148,7 @@ def test_without_disturbances_an_image_is_the_plain_character(monkeypatch):
 @pytest.mark.parametrize(("size", "channels"), [(28, 3), (48, 3)])
 def test_other_sizes(size, channels):
     data = glyphs.load(size=size, n=20, n_shift=10)
-    assert data.pool.images.shape[1:] == (size, size, channels)
+    assert data.pool.x.shape[1:] == (size, size, channels)
 
 
 @pytest.mark.parametrize("wrong", [{"size": 4}, {"n": 0}, {"n_shift": 0}])

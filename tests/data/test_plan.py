@@ -92,7 +92,7 @@ def test_every_distribution_is_what_it_says(dataset):
 def test_pixels_and_labels_of_a_stream(dataset):
     federation = build(dataset, Settings(clients=10))
     mixture = federation.tests["mixture"][0]
-    images, labels = federation.images(mixture), federation.labels(mixture)
+    images, labels = federation.inputs(mixture), federation.labels(mixture)
     for i, (source, row) in enumerate(zip(mixture.source, mixture.rows, strict=True)):
         if source == CORRUPTED:
             assert labels[i] == dataset.pool.labels[row]
@@ -101,12 +101,12 @@ def test_pixels_and_labels_of_a_stream(dataset):
         else:
             pool = dataset.pool if source == CLEAN else dataset.natural["natural"]
             assert labels[i] == pool.labels[row]
-            assert (images[i] == pool.images[row]).all()
+            assert (images[i] == pool.x[row]).all()
 
 
 def test_corrupted_copies_differ_come_from_the_cache_and_follow_severity(dataset, home, monkeypatch):
     federation = build(dataset, Settings(clients=10))
-    clean = dataset.pool.images[federation.test_rows]
+    clean = dataset.pool.x[federation.test_rows]
     assert ((federation.corrupted != clean).any(axis=(1, 2, 3))).mean() > 0.95
     assert len(set(federation.corruptions.tolist())) == 15
 
@@ -160,7 +160,7 @@ def test_several_natural_shifts_are_several_tests():
     mixture = federation.tests["mixture"][0]
     assert set(mixture.source.tolist()) == {CLEAN, CORRUPTED, NATURAL, NATURAL + 1}
     there = federation.tests["imagenet_r"][0]
-    assert (federation.images(there) == shifts["imagenet_r"].images[there.rows]).all()
+    assert (federation.inputs(there) == shifts["imagenet_r"].x[there.rows]).all()
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def test_settings_go_by_value():
 
 def test_the_content_hash_tells_other_pixels_apart_and_the_manifest_hash_other_shapes(dataset):
     base = build(dataset, Settings(clients=10))
-    inverted = Pool("made", 255 - dataset.pool.images, dataset.pool.labels, dataset.pool.classes)
+    inverted = Pool("made", 255 - dataset.pool.x, dataset.pool.labels, dataset.pool.classes)
     other = build(Dataset(inverted, dataset.natural), Settings(clients=10))
     assert other.manifest_hash == base.manifest_hash
     assert other.content_hash != base.content_hash
-    larger = Pool("made", dataset.pool.images.repeat(2, 1).repeat(2, 2), dataset.pool.labels, dataset.pool.classes)
+    larger = Pool("made", dataset.pool.x.repeat(2, 1).repeat(2, 2), dataset.pool.labels, dataset.pool.classes)
     assert (
         build(Dataset(larger), Settings(clients=10)).manifest_hash
         != build(Dataset(dataset.pool), Settings(clients=10)).manifest_hash
@@ -213,11 +213,11 @@ def test_renaming_a_file_changes_no_manifest_and_other_pixels_do(tmp_path):
     labels, shifted = np.arange(300) % 3, np.arange(60) % 2
     arrays = {name: make_pool(of, name, classes=3) for name, of in (("a", labels), ("b", labels), ("shift", shifted))}
     for name, pool in arrays.items():
-        np.savez(tmp_path / f"{name}.npz", images=pool.images, labels=pool.labels, classes=["x", "y", "z"])
-        for row, (image, label) in enumerate(zip(pool.images, pool.labels, strict=True)):
+        np.savez(tmp_path / f"{name}.npz", images=pool.x, labels=pool.labels, classes=["x", "y", "z"])
+        for row, (image, label) in enumerate(zip(pool.x, pool.labels, strict=True)):
             (tmp_path / name / "xyz"[label]).mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(tmp_path / name / "xyz"[label] / f"{row:03}.png")
-    leaky = {"images": np.r_[arrays["shift"].images, arrays["a"].images[:5]], "labels": np.r_[shifted, labels[:5]]}
+    leaky = {"images": np.r_[arrays["shift"].x, arrays["a"].x[:5]], "labels": np.r_[shifted, labels[:5]]}
     np.savez(tmp_path / "leaky.npz", **leaky)
 
     def hashes(kind, name, shift):
@@ -239,7 +239,7 @@ def test_renaming_a_file_changes_no_manifest_and_other_pixels_do(tmp_path):
 
 def test_published_shifts_keep_the_name_in_their_manifests():
     pool = make_pool(np.arange(30) % 3)
-    own = Pool("my file", pool.images, pool.labels, pool.classes, own=True)
+    own = Pool("my file", pool.x, pool.labels, pool.classes, own=True)
     assert own.identity == f"sha256:{own.digest}"
     assert pool.identity == "made"
     assert PUBLISHED["aeb7a9c0f16fcdf5d46178b111f959ec20b50e007185d0d564c89f9d6f5bc8e5"] == "Tiny-ImageNet"
@@ -256,8 +256,8 @@ def test_the_manifests_of_the_published_results_are_still_the_same(cifar10_home,
 
 def test_images_of_a_shift_that_are_in_the_pool_are_left_out_and_it_is_said(dataset):
     shift = dataset.natural["natural"]
-    images = shift.images.copy()
-    images[:50] = dataset.pool.images[100:150]
+    images = shift.x.copy()
+    images[:50] = dataset.pool.x[100:150]
     leaky = Dataset(dataset.pool, {"natural": Pool("leaky", images, shift.labels, shift.classes)})
     federation = build(leaky, Settings(clients=10))
     dealt = np.concatenate([stream.rows for stream in federation.tests["natural"] if stream is not None])
@@ -282,7 +282,7 @@ def test_the_cache_of_corrupted_images_is_keyed_by_all_they_depend_on(dataset, h
     changed, settings = dataset, Settings(clients=10)
     if change == "pixels":
         pool = dataset.pool
-        changed = Dataset(Pool(pool.name, 255 - pool.images, pool.labels, pool.classes), dataset.natural)
+        changed = Dataset(Pool(pool.name, 255 - pool.x, pool.labels, pool.classes), dataset.natural)
     elif change == "frost":
         for i in range(2):
             Image.fromarray(np.full((300, 300, 3), 40 * i, dtype=np.uint8)).save(tmp_path / f"frost{i}.png")

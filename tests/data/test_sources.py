@@ -141,10 +141,10 @@ def test_paths_are_asked_for_and_refused() -> None:
 
 def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
     digits = load_dataset("digits", home=tmp_path)
-    assert digits.pool.images.shape == (1797, 32, 32, 1)
-    assert digits.pool.images.max() == 255
+    assert digits.pool.x.shape == (1797, 32, 32, 1)
+    assert digits.pool.x.max() == 255
     assert np.bincount(digits.pool.labels).min() == 174
-    assert load_dataset("digits", size=8).pool.images.shape == (1797, 8, 8, 1)
+    assert load_dataset("digits", size=8).pool.x.shape == (1797, 8, 8, 1)
     report = verify("digits", home=tmp_path)
     assert (report.ok, report.expected) == (True, None)
     assert "no published digest" in report.sentence
@@ -158,12 +158,12 @@ def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
 def test_idx_files_load(tmp_path: Path, name: str, zipped: bool) -> None:
     path = write_mnist(tmp_path / "data" / name, zipped)
     pool = load_dataset(name, home=tmp_path).pool
-    assert pool.images.shape == (20, 28, 28, 1)
-    assert pool.images.flags.writeable
-    np.testing.assert_array_equal(pool.images[..., 0], noise(20, 28, 28))
+    assert pool.x.shape == (20, 28, 28, 1)
+    assert pool.x.flags.writeable
+    np.testing.assert_array_equal(pool.x[..., 0], noise(20, 28, 28))
     assert pool.labels.tolist() == list(range(10)) * 2
     assert len(pool.classes) == 10
-    assert load_dataset(f"{name}:{path}", size=32).pool.images.shape == (20, 32, 32, 1)
+    assert load_dataset(f"{name}:{path}", size=32).pool.x.shape == (20, 32, 32, 1)
     report = verify(name, home=tmp_path)
     assert not report.ok  # these are not the published images
     assert "expected" in report.sentence
@@ -224,11 +224,11 @@ def test_cifar_pickles_of_every_protocol_load(tmp_path: Path, protocol: int, bel
     write_cifar(tmp_path / "data/cifar10" / below, protocol)
     pool = load_dataset("cifar10", home=tmp_path).pool
     expected = np.concatenate([noise(10, 3072, seed=seed) for seed in range(5)])
-    np.testing.assert_array_equal(pool.images, expected.reshape(50, 3, 32, 32).transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(pool.x, expected.reshape(50, 3, 32, 32).transpose(0, 2, 3, 1))
     assert pool.labels.tolist() == [(seed + row) % 10 for seed in range(5) for row in range(10)]
     assert pool.classes == tuple(CIFAR)
-    assert pool.images.flags.c_contiguous
-    assert load_dataset("cifar10", home=tmp_path, size=16).pool.images.shape == (50, 16, 16, 3)
+    assert pool.x.flags.c_contiguous
+    assert load_dataset("cifar10", home=tmp_path, size=16).pool.x.shape == (50, 16, 16, 3)
 
 
 def test_python_2_pickles_load_as_the_new_ones(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_cifar_101_is_taken_when_it_is_there(tmp_path: Path) -> None:
     assert loaded("cifar10.1-v4") == {"natural": ("cifar10.1-v4", 11)}
     assert dict(load_dataset("cifar10", natural="none", home=tmp_path).natural) == {}
     small = load_dataset("cifar10", home=tmp_path, size=8)
-    assert small.natural["natural"].images.shape == (12, 8, 8, 3)
+    assert small.natural["natural"].x.shape == (12, 8, 8, 3)
 
 
 def test_damaged_cifar_101_is_refused(tmp_path: Path) -> None:
@@ -413,11 +413,11 @@ def test_imagenet32_keeps_the_86_classes(tmp_path: Path) -> None:
     path = tmp_path / "data/imagenet32"
     kept = write_imagenet32(path)
     dataset = load_dataset("imagenet32", home=tmp_path)
-    assert dataset.pool.images.shape == (86, 32, 32, 3)
+    assert dataset.pool.x.shape == (86, 32, 32, 3)
     assert dataset.pool.labels.tolist() == list(range(86))
     assert dataset.pool.classes == tuple(f"name_{wnid}" for wnid in kept)
     expected = noise(1, 3072, seed=1)[0].reshape(3, 32, 32).transpose(1, 2, 0)
-    np.testing.assert_array_equal(dataset.pool.images[0], expected)
+    np.testing.assert_array_equal(dataset.pool.x[0], expected)
     assert dict(dataset.natural) == {}
     report = verify("imagenet32", home=tmp_path)
     assert report.ok
@@ -440,10 +440,10 @@ def test_imagenet32_shifts_are_read_from_their_folders(tmp_path: Path) -> None:
         "imagenet_r",
         "imagenet_v2",
     ]  # three tests, under the ids of the paper's table
-    assert natural["imagenet_r"].images[:, 0, 0, 1].tolist() == list(range(86))
+    assert natural["imagenet_r"].x[:, 0, 0, 1].tolist() == list(range(86))
     assert natural["imagenet_v2"].labels.tolist() == list(range(86))
     only = load_dataset("imagenet32", home=tmp_path, natural="imagenet-r", size=16).natural
-    assert only["natural"].images.shape == (86, 16, 16, 3)
+    assert only["natural"].x.shape == (86, 16, 16, 3)
     (path / "imagenet-a" / kept[5] / "a.jpg").write_bytes(b"no")
     fails(lambda: load_dataset("imagenet32", home=tmp_path), path / "imagenet-a" / kept[5] / "a.jpg")
     (path / "imagenet-a" / kept[5] / "a.jpg").unlink()
@@ -482,12 +482,12 @@ def test_tiny_imagenet_loads_from_folders_and_zips(tmp_path: Path, target: str, 
     path = write_tiny(tmp_path / target, tiny_files(), top)
     by_name = target.startswith("data")
     pool = load_dataset("tiny_imagenet" if by_name else f"tiny_imagenet:{path}", home=tmp_path).pool
-    assert pool.images.shape == (6, 32, 32, 3)
+    assert pool.x.shape == (6, 32, 32, 3)
     assert pool.labels.tolist() == [0, 0, 1, 1, 1, 0]  # train by class in the order of wnids.txt, then val
     assert pool.classes == ("goldfish", "crane")
-    assert pool.images[:, 5, 5].tolist()[:4] == [[0, 0, 0]] * 2 + [[255, 255, 255]] * 2
-    assert pool.images[5, 5, 5].tolist() == [90, 90, 90]
-    assert load_dataset(f"tiny_imagenet:{path}", size=64).pool.images.shape == (6, 64, 64, 3)
+    assert pool.x[:, 5, 5].tolist()[:4] == [[0, 0, 0]] * 2 + [[255, 255, 255]] * 2
+    assert pool.x[5, 5, 5].tolist() == [90, 90, 90]
+    assert load_dataset(f"tiny_imagenet:{path}", size=64).pool.x.shape == (6, 64, 64, 3)
     assert verify(f"tiny_imagenet:{path}").ok
 
 
@@ -531,7 +531,7 @@ def test_zip_bombs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not SAMPLE.exists(), reason="the sample of Tiny-ImageNet is not beside this checkout")
 def test_the_sample_of_tiny_imagenet_loads() -> None:
     pool = load_dataset(f"tiny_imagenet:{SAMPLE}").pool
-    assert pool.images.shape == (6000, 32, 32, 3)
+    assert pool.x.shape == (6000, 32, 32, 3)
     assert np.bincount(pool.labels).tolist() == [300] * 20
     assert len(set(pool.classes)) == 20
 
@@ -553,8 +553,8 @@ def test_folders_become_classes(tmp_path: Path) -> None:
     pool = load_dataset(f"folder:{tmp_path}").pool
     assert pool.classes == ("a fox", "cat", "dog")
     assert pool.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert pool.images.shape == (6, 32, 32, 3)
-    assert pool.images[:, 0, 0].tolist() == [[0, 0, 9]] * 2 + [[0, 9, 0]] * 2 + [[9, 0, 0]] * 2
+    assert pool.x.shape == (6, 32, 32, 3)
+    assert pool.x[:, 0, 0].tolist() == [[0, 0, 9]] * 2 + [[0, 9, 0]] * 2 + [[9, 0, 0]] * 2
     assert len(verify(f"folder:{tmp_path}").files) == 6
     (tmp_path / "dog" / "more").mkdir()
     fails(lambda: load_dataset(f"folder:{tmp_path}"), tmp_path / "dog" / "more")
@@ -660,11 +660,11 @@ def test_npz_files_load(tmp_path: Path) -> None:
     file = tmp_path / "mine.npz"
     np.savez(file, images=noise(4, 10, 12, 3), labels=np.array([0, 2, 1, 2], np.uint8))
     pool = load_dataset(f"npz:{file}").pool
-    assert (pool.name, pool.classes, pool.images.shape) == ("mine", ("0", "1", "2"), (4, 10, 12, 3))
-    assert load_dataset(f"npz:{file}", size=16).pool.images.shape == (4, 16, 16, 3)
+    assert (pool.name, pool.classes, pool.x.shape) == ("mine", ("0", "1", "2"), (4, 10, 12, 3))
+    assert load_dataset(f"npz:{file}", size=16).pool.x.shape == (4, 16, 16, 3)
     np.savez_compressed(file, images=noise(4, 10, 12), labels=[0, 1, 1, 0], classes=["cat", "dog", "eel"])
     pool = load_dataset(f"npz:{file}").pool
-    assert (pool.classes, pool.images.shape) == (("cat", "dog", "eel"), (4, 10, 12, 1))
+    assert (pool.classes, pool.x.shape) == (("cat", "dog", "eel"), (4, 10, 12, 1))
     assert verify(f"npz:{file}").ok
 
 
@@ -711,7 +711,7 @@ def test_an_npz_file_can_be_a_shift(tmp_path: Path) -> None:
     np.savez(file, images=noise(3, 64, 64, 3), labels=np.array([9, 3, 3], np.uint8))
     natural = load_dataset(spec, natural=f"npz:{file}").natural
     assert natural["natural"].name == "photos"
-    assert natural["natural"].images.shape == (3, 32, 32, 3)
+    assert natural["natural"].x.shape == (3, 32, 32, 3)
     assert natural["natural"].labels.tolist() == [9, 3, 3]
     assert natural["natural"].classes == tuple(CIFAR)
     np.savez(file, images=noise(3, 32, 32), labels=[0, 1, 0], classes=["truck", "bird"])
@@ -728,9 +728,9 @@ def test_a_folder_can_be_a_shift(tmp_path: Path) -> None:
     write_picture(path / "7" / "a.png", (50, 50, 50))
     write_picture(path / "3" / "b.png", (60, 60, 60))
     shift = load_dataset(spec, natural=f"folder:{path}").natural["natural"]
-    assert shift.images.shape == (2, 28, 28, 1)
+    assert shift.x.shape == (2, 28, 28, 1)
     assert shift.labels.tolist() == [3, 7]
-    assert shift.images[:, 0, 0, 0].tolist() == [60, 50]
+    assert shift.x[:, 0, 0, 0].tolist() == [60, 50]
     write_picture(path / "seven" / "a.png", (50, 50, 50))
     fails(lambda: load_dataset(spec, natural=f"folder:{path}"), path, "'seven'")
     fails(lambda: load_dataset(spec, natural=f"folder:{tmp_path / 'no'}"), tmp_path / "no")
@@ -749,9 +749,9 @@ def test_the_sample_shift_loads(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_the_real_cifar10_is_the_published_one(cifar10_home: Path) -> None:
     pool = load_dataset("cifar10", home=cifar10_home, natural="none").pool
-    assert pool.images.shape == (50_000, 32, 32, 3)
+    assert pool.x.shape == (50_000, 32, 32, 3)
     assert np.bincount(pool.labels).tolist() == [5000] * 10
-    means = pool.images.mean(axis=(0, 1, 2), dtype=np.float64) / 255
+    means = pool.x.mean(axis=(0, 1, 2), dtype=np.float64) / 255
     np.testing.assert_allclose(means, [0.49139968, 0.48215841, 0.44653091], atol=1e-8)
     report = verify("cifar10", home=cifar10_home)
     assert report.ok

@@ -255,9 +255,7 @@ class Picky(FedRoD):
 
 def test_a_run_whose_data_make_a_method_raise_does_not_take_other_runs_with_it():
     shards = list(make_data()[0])
-    other = [
-        shard._replace(**{name: getattr(shard, name)[1:] for name in ("images", "labels", "real")}) for shard in shards
-    ]
+    other = [shard._replace(**{name: getattr(shard, name)[1:] for name in ("x", "labels", "real")}) for shard in shards]
     rows = {len(shard.labels) for shard in other} - {len(shard.labels) for shard in shards}
     methods = make_methods((BALANCED, TwoHeads()), (BALANCED, Picky(max(rows))))
     runs = [Run(0, shards), Run(0, other)]

@@ -39,7 +39,7 @@ RUN = Run(0, [make_shard(k) for k in range(CLIENTS)])
 
 
 def is_bad(shard):
-    return shard.images[0, 0, 0, 0] == 255
+    return shard.x[0, 0, 0, 0] == 255
 
 
 def change(upload, name, leaf):
@@ -147,7 +147,7 @@ class KeepsMean(Personal):
         return {"own_mean": torch.zeros(())}
 
     def personalize(self, fit, shared, mine, shard):
-        return Fitted({"own_mean": (shard.images.float().mean((1, 2, 3)) * shard.real).sum() / shard.real.sum() / 255})
+        return Fitted({"own_mean": (shard.x.float().mean((1, 2, 3)) * shard.real).sum() / shard.real.sum() / 255})
 
 
 @pytest.mark.parametrize("engine", ENGINES)

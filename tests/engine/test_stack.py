@@ -89,7 +89,7 @@ def questions(samples=4, seed=0):
     for test in ("original", "ooc"):
         for k, stream in enumerate(federation(seed).tests[test]):
             some = stream.take(np.arange(min(len(stream), samples + k)))  # of several lengths
-            asked.append(Question(k, federation(seed).images(some), (seed, test, k)))
+            asked.append(Question(k, federation(seed).inputs(some), (seed, test, k)))
     return asked
 
 
@@ -168,7 +168,7 @@ def test_batches_are_cut_as_for_one_client():
     fits = [LoopFit(NET, shard, Optimizer(), 1, 16, True, 2, path, client) for shard, client in pairs]
     keys = torch.tensor([rng.key(*path, 4)] * 3)
     cuts = draw_cuts(keys, torch.tensor(clients), stacked.real, True, 2)
-    x = cut_batches_plainly(stacked.images, cuts, 2).movedim(-1, -3)
+    x = cut_batches_plainly(stacked.x, cuts, 2).movedim(-1, -3)
     for row, (fit, shard) in enumerate(zip(fits, shards, strict=True)):
         batches = list(fit.batches(shard, 4))
         assert torch.equal(torch.cat([batch.x for batch in batches]), x[row, : len(shard.real)])
@@ -283,7 +283,7 @@ def test_lengths_are_few_and_not_much_longer():
     assert lengths[:13] == [1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16]
     assert all(n <= length < 1.5 * n for n, length in enumerate(lengths, 1))
     assert len(set(lengths)) < 22
-    filled = {round_up(len(question.images)) - len(question.images) for question in questions()}
+    filled = {round_up(len(question.x)) - len(question.x) for question in questions()}
     assert len(filled) > 1  # the tests above have streams that are filled up
 
 
@@ -361,7 +361,7 @@ class Choosy(Rounds):
     def local(self, fit, shared, mine, shard):
         even = torch.arange(len(shard.real)) % 2 == 0
         half = fit(self.loss, shared, shard=shard._replace(real=shard.real & even))
-        rows = shard.val_images, shard.val_labels, shard.val_real
+        rows = shard.val_x, shard.val_labels, shard.val_real
         return fit(self.loss, half.params, shard=Shard(*rows, shard.counts, *rows))
 
 
@@ -391,7 +391,7 @@ def many(seed=0):
     shards = list(Shards(build(Dataset(make_pool(np.arange(240) % 3, size=16)), settings)))
     one = shards[3]
     counts = torch.bincount(one.labels[:1], minlength=3).float()
-    shards[3] = one._replace(images=one.images[:1], labels=one.labels[:1], real=one.real[:1], counts=counts)
+    shards[3] = one._replace(x=one.x[:1], labels=one.labels[:1], real=one.real[:1], counts=counts)
     return Run(seed, shards)
 
 

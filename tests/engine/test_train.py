@@ -87,7 +87,7 @@ def test_every_row_comes_once_an_epoch_in_another_order():
     orders = []
     for epoch in range(2):
         x = torch.cat([batch.x for batch in fit.batches(shard, epoch)])
-        order = [int((x[i] == scale(shard.images)).all((1, 2, 3)).nonzero()) for i in range(len(x))]
+        order = [int((x[i] == scale(shard.x)).all((1, 2, 3)).nonzero()) for i in range(len(x))]
         assert sorted(order) == list(range(20))
         orders.append(order)
     assert orders[0] != orders[1]
@@ -96,7 +96,7 @@ def test_every_row_comes_once_an_epoch_in_another_order():
 def test_padding_changes_nothing_and_a_shard_of_padding_leaves_parameters_as_they_are():
     params = NET.init(0)
     alone, padded = make_shard(20), make_shard(20, padding=13)
-    padded = padded._replace(images=torch.cat([alone.images, padded.images[20:]]))
+    padded = padded._replace(x=torch.cat([alone.x, padded.x[20:]]))
     padded = padded._replace(labels=torch.cat([alone.labels, padded.labels[20:]]), counts=alone.counts)
     one, other = (make_fit(shard)(LOSS, params) for shard in (alone, padded))
     assert same(one.params, other.params)
@@ -142,7 +142,7 @@ def test_flips_and_crops_happen_at_their_rates():
     images = torch.zeros(4000, 8, 8, 3, dtype=torch.uint8)
     images[:, 0, 0] = 255
     shard = make_shard()._replace(
-        images=images, labels=torch.zeros(4000, dtype=torch.int64), real=torch.ones(4000, dtype=torch.bool)
+        x=images, labels=torch.zeros(4000, dtype=torch.int64), real=torch.ones(4000, dtype=torch.bool)
     )
     x = torch.cat([batch.x for batch in make_fit(shard, crop=0).batches(shard, 0)])
     assert (x[:, 0, 0, 7] > 0).float().mean() == pytest.approx(0.5, abs=0.03)
@@ -234,7 +234,7 @@ def test_two_heads_keep_the_personal_head_and_descriptor_at_home():
     assert not torch.equal(kept[0]["personal"]["out"], kept[1]["personal"]["out"])
     # the descriptor is the mean over clients of the mean feature under the extractor that was received
     received = train(method, shards, Training(rounds=2, local_epochs=1, batch=16), seed=0).server.shared["body"]
-    means = [NET.features(received, scale(shard.images)).mean(0) for shard in shards]
+    means = [NET.features(received, scale(shard.x)).mean(0) for shard in shards]
     assert torch.allclose(progress.averages["descriptor"], torch.stack(means).mean(0), atol=1e-5)
 
 

@@ -30,7 +30,7 @@ def world():
     """Three clients of unequal size, trained for three rounds by the engine and by hand."""
     settings = Settings(3, 1.0, 0, "unbalanced")
     noise = make_pool(np.arange(200) % 3, size=16)
-    bright = (noise.images // 3 + 80 * noise.labels[:, None, None, None]).astype(np.uint8)  # classes one can tell apart
+    bright = (noise.x // 3 + 80 * noise.labels[:, None, None, None]).astype(np.uint8)  # classes one can tell apart
     federation = build(Dataset(Pool("bright", bright, noise.labels, noise.classes)), settings)
     shards = Shards(federation)
     assert len({len(shard.labels) for shard in shards}) == 3
@@ -42,7 +42,7 @@ def world():
 
     def personalize(body, personal, number, k):
         own = batches("personal", number, k, 1)
-        return oracles.fedthe_personalize(body, personal, scale(shards[k].images), own, 0.05, 5e-4)
+        return oracles.fedthe_personalize(body, personal, scale(shards[k].x), own, 0.05, 5e-4)
 
     params = NET.init(0)
     body, head, descriptor = params["body"], params["head"]["out"], torch.zeros(64)
@@ -82,7 +82,7 @@ def test_deployment_is_one_more_personalization_of_the_last_model(world):
 def test_test_time_equals_the_algorithm_written_out(world, method):
     federation, shards, progress, by_hand = world
     mine = deploy(method, shards, TRAINING, 0, progress)[CLIENT]
-    images = torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:10])
+    images = torch.from_numpy(federation.inputs(federation.tests["mixture"][CLIENT])[:10])
     samples = make_samples(method, images, (0, "mixture", CLIENT))
     answers, _ = method.answer(mine, method.predictor.start(method, mine, shards[CLIENT]), samples)
     seen = samples.views(torch.arange(10))
@@ -102,7 +102,7 @@ def without_views(x):
 def test_a_broken_sample_spoils_no_answer_before_it(world):
     federation, shards, progress, _ = world
     mine = deploy(FEDTHE, shards, TRAINING, 0, progress)[CLIENT]
-    x = scale(torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:10]))
+    x = scale(torch.from_numpy(federation.inputs(federation.tests["mixture"][CLIENT])[:10]))
     broken = x.clone()
     broken[6] = float("nan")
 
@@ -119,7 +119,7 @@ def test_answering_keeps_the_type_of_the_state(world):
     """float64, so that a stream of float32 may be cut anywhere."""
     federation, shards, progress, _ = world
     mine = deploy(FEDTHE, shards, TRAINING, 0, progress)[CLIENT]
-    x = scale(torch.from_numpy(federation.images(federation.tests["mixture"][CLIENT])[:3]))
+    x = scale(torch.from_numpy(federation.inputs(federation.tests["mixture"][CLIENT])[:3]))
     state = FEDTHE.predictor.start(FEDTHE, mine, shards[CLIENT])
     answers, after = FEDTHE.answer(mine, state, without_views(x))
     assert state["history"].dtype == after["history"].dtype == torch.float64

@@ -82,11 +82,11 @@ def pad(shard, rows):
         return torch.cat([filling, part, filling])
 
     return Shard(
-        around(shard.images, noise),
+        around(shard.x, noise),
         around(shard.labels, labels),
         around(shard.real, unreal),
         shard.counts,
-        around(shard.val_images, noise),
+        around(shard.val_x, noise),
         around(shard.val_labels, labels),
         around(shard.val_real, unreal),
     )
@@ -286,9 +286,9 @@ def knn_by_loops(method, mine, shard, x):
         return near, list(NET.head(mine["head"], h).double().softmax(-1).numpy())
 
     real, val = shard.real, shard.val_real
-    store = NET.features(mine["body"], scale(shard.images[real])).double().numpy()
+    store = NET.features(mine["body"], scale(shard.x[real])).double().numpy()
     labels = shard.labels[real]
-    lam = oracles.knn_lambda(*probabilities(scale(shard.val_images[val])), shard.val_labels[val].tolist(), knn.grid)
+    lam = oracles.knn_lambda(*probabilities(scale(shard.val_x[val])), shard.val_labels[val].tolist(), knn.grid)
     mixed = [lam * p + (1 - lam) * q for p, q in zip(*probabilities(x), strict=True)]
     return lam, np.log(np.maximum(mixed, 1e-37))
 
@@ -316,8 +316,8 @@ def test_knn_lambda_comes_from_validation_rows_alone():
     def lam(shard):
         return float(method.predictor.start(method, mine, shard)["lambda"])
 
-    neighbours_know = shard._replace(val_images=shard.images, val_labels=shard.labels, val_real=shard.real)
-    model_knows = shard._replace(val_labels=method.logits(mine, scale(shard.val_images)).argmax(-1))
+    neighbours_know = shard._replace(val_x=shard.x, val_labels=shard.labels, val_real=shard.real)
+    model_knows = shard._replace(val_labels=method.logits(mine, scale(shard.val_x)).argmax(-1))
     assert lam(model_knows) == 0  # as right as any other, and the smallest
     assert lam(neighbours_know) > 0
     assert lam(shard._replace(val_real=torch.zeros(30).bool())) == 0
@@ -382,7 +382,7 @@ def test_ttt_trains_both_tasks():
     upload = method.rounds.local(make_fit(shard), shared, {}, shard).params
     assert upload.keys() == shared.keys() == {"body", "head", "rotation"}
     upright = make_images(40) // 8 + (torch.arange(16)[:, None, None] * 14).byte()  # brighter below
-    shard = shard._replace(images=upright)
+    shard = shard._replace(x=upright)
     mine, _ = deploy(method, make_fit(shard, 30), shared, Received({}, mine), shard)
     x = scale(upright)[:10]
     told = [(NET.features(mine["body"], x.rot90(way, (-2, -1))) @ mine["rotation"].T).argmax(-1) for way in range(4)]

@@ -128,10 +128,10 @@ def world():
     shards, method = make_data()[0], compose(NET, FineTune())
     states = deploy_some(method, Run(0, shards), SETTINGS, trained(method.training), Loop(), range(3))
     federation = make_federation()
-    images = [federation.images(stream) for stream in federation.tests["mixture"]]
+    images = [federation.inputs(stream) for stream in federation.tests["mixture"]]
     parts = enumerate(zip(ROWS, LENGTHS, strict=True))
     questions = [Question(row, images[row][i : i + n], (0, "test", i)) for i, (row, n) in parts]
-    assert [len(asked.images) for asked in questions] == list(LENGTHS)
+    assert [len(asked.x) for asked in questions] == list(LENGTHS)
     return states, shards, questions
 
 
@@ -145,7 +145,7 @@ def answer_all(predictor, engine):
         logits.append(torch.stack(columns, 1))
         assert each.finite
         assert each.classes.tolist() == logits[-1].argmax(1).tolist()
-        assert len(logits[-1]) == len(asked.images)
+        assert len(logits[-1]) == len(asked.x)
     return logits, [each.info for each in answered]
 
 
@@ -158,7 +158,7 @@ def list_streams():
     """Every question literally: the client's state, its shard, and the images x [n, c, h, w]."""
     states, shards, questions = world()
     for asked in questions:
-        yield tree.take(states, asked.row), shards[asked.row], scale(torch.from_numpy(asked.images))
+        yield tree.take(states, asked.row), shards[asked.row], scale(torch.from_numpy(asked.x))
 
 
 def cut(x, size):
@@ -224,7 +224,7 @@ def test_a_window_sees_the_views_of_its_own_samples(engine):
     expected, questions = [], world()[2]
     for asked, (mine, _, x) in zip(questions, list_streams(), strict=True):
         method = compose(NET, (FineTune(), Views()))
-        seen = make_samples(method, torch.from_numpy(asked.images), asked.path).views(torch.arange(len(x)))
+        seen = make_samples(method, torch.from_numpy(asked.x), asked.path).views(torch.arange(len(x)))
         rows = []
         for first in range(0, len(x), 3):
             window = range(first, min(first + 3, len(x)))
@@ -294,7 +294,7 @@ def test_columns_of_unequal_length_are_refused():
 
 def test_views_are_those_of_the_position_in_the_stream():
     """Drawn in any order, and over the edges of the blocks in which they are drawn."""
-    pixels = torch.from_numpy(make_federation().pool.images[: 2 * AHEAD + 3])
+    pixels = torch.from_numpy(make_federation().pool.x[: 2 * AHEAD + 3])
     method = compose(NET, Views())
     whole = make_samples(method, pixels, (0, "test")).views(torch.arange(len(pixels)))
     assert whole.shape == (len(pixels), 2, 2, 3, NET.size, NET.size)

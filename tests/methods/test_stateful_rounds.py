@@ -237,7 +237,7 @@ def test_it_composes_with_personal_parts(rounds, parts, engine):
     assert_same(reached.server.shared, bare.server.shared)
     for k in range(3):
         assert_same(reached.clients[k]["rounds"], bare.clients[k]["rounds"])
-    x = scale(make_shard(6, 5, seed=4).images)
+    x = scale(make_shard(6, 5, seed=4).x)
     logits = torch.stack([method.logits(mine, x) for mine in deploy(method, CLIENTS, SETTINGS, 0, reached, engine())])
     assert logits.shape == (3, 6, CLASSES)
     assert logits.isfinite().all()

@@ -167,7 +167,7 @@ def test_apfl_gradient_of_alpha():
     v, w, shard = draw(tiny_params(), 1), draw(tiny_params(), 2), make_shard(size=5, pad=3)
     alpha = torch.tensor(0.3, dtype=torch.float64)
     got = float(differentiate_alpha(TINY, alpha, v, w, shard))
-    x, y = scale(shard.images[shard.real]), shard.labels[shard.real]
+    x, y = scale(shard.x[shard.real]), shard.labels[shard.real]
     assert got == pytest.approx(oracles.apfl_gradient(0.3, leaves(v), leaves(w), x, y), rel=1e-11)
     assert got == pytest.approx(oracles.apfl_gradient_by_difference(0.3, leaves(v), leaves(w), x, y), rel=1e-6)
     assert float(differentiate_alpha(TINY, alpha, v, w, shard, chunk=4)) == pytest.approx(got, rel=1e-12)
@@ -180,7 +180,7 @@ def test_apfl(lr):
     mine = {"personal": v, "alpha": torch.tensor(0.3, dtype=torch.float64)}
     fit = tiny_fit(shard, lr=lr, epochs=1, decay=0.0)
     got = personalize(compose(TINY, APFL()), fit, shared, mine)
-    x, y = scale(shard.images), shard.labels
+    x, y = scale(shard.x), shard.labels
     alpha, trained = oracles.apfl_round(0.3, leaves(v), leaves(shared), x, y, list_batches(fit), lr, weight_decay=0.0)
     assert float(got["alpha"]) == pytest.approx(alpha, rel=1e-11)
     assert 0 <= alpha <= 1
@@ -202,7 +202,7 @@ def test_apfl_deploys_the_mixture():
     method = compose(TINY, APFL())
     shared, mine = begin(method)
     got = personalize(method, tiny_fit(make_shard(size=5)), shared, mine)
-    x = scale(make_shard(size=5).images)
+    x = scale(make_shard(size=5).x)
     mixture = oracles.apfl_mixture(got["alpha"].double(), leaves(got["personal"]), leaves(shared))
     expected = oracles.tiny_logits(*(leaf.double() for leaf in mixture), x)
     torch.testing.assert_close(method.logits(got, x).double(), expected, rtol=1e-5, atol=1e-6)
@@ -248,7 +248,7 @@ def test_fedrod():
     mine = personalize(method, fit, shared, {"personal": personal})
     expected = oracles.fedrod_personal(*leaves(shared), personal["out"], list_batches(fit), LR, DECAY)
     assert_near([mine["personal"]["out"], *leaves(mine)], [expected, *leaves(shared)])
-    x = scale(shard.images)
+    x = scale(shard.x)
     answer = oracles.tiny_logits(shared["body"]["w"], shared["head"]["out"] + expected, x)
     assert_near([method.logits(mine, x)], [answer])
     local = tiny_fit(shard, "local")
@@ -262,7 +262,7 @@ def test_fedrod_starts_as_the_generic_model_and_learns(head_layers):
     net = replace(NET, head_layers=head_layers)
     method, shard = compose(net, (BALANCED, FedRoD())), make_shard()
     shared, _, kept = method.start(net.init(0))
-    x, mine = scale(shard.images), kept["personal"]
+    x, mine = scale(shard.x), kept["personal"]
     assert torch.equal(method.logits(shared | mine, x), net.logits(shared, x))
     got = personalize(method, make_fit(shard, net=net), shared, mine)
     assert not any(torch.equal(got["personal"][name], mine["personal"][name]) for name in mine["personal"])
@@ -286,7 +286,7 @@ def test_per_fedavg_deploys_a_fine_tuned_model():
 
 def test_per_fedavg_value_is_the_outer_mean():
     shard, params = make_shard(7, size=5), draw(tiny_params(), 1)
-    x, y = scale(shard.images), shard.labels
+    x, y = scale(shard.x), shard.labels
     got = PerFedAvg(inner_lr=0.0).meta_loss(TINY, params, {}, Batch(x, y, torch.ones(7), shard.counts))
     expected = oracles.mean_nll(oracles.tiny_logits(*leaves(params), x[1::2]), y[1::2])
     assert float(got.mean()) == pytest.approx(float(expected), rel=1e-12)
@@ -309,7 +309,7 @@ def test_per_fedavg_without_an_inner_step_is_fedavg_on_half_of_the_rows():
 @pytest.mark.parametrize("tilt", [-2.0, 1e-4, 1.0, 10.0])
 def test_term(tilt):
     shard, params = make_shard(size=5), draw(tiny_params(), 1, 1.0)
-    batch = Batch(scale(shard.images), shard.labels, torch.ones(14, dtype=torch.float64), shard.counts)
+    batch = Batch(scale(shard.x), shard.labels, torch.ones(14, dtype=torch.float64), shard.counts)
     plain = FedAvg().loss(TINY, params, {}, batch)
     got = TERM(tilt=tilt).loss(TINY, params, {}, batch)
     assert got.shape == plain.shape
@@ -372,7 +372,7 @@ def test_clients_of_one_class_one_row_or_none(case, shard):
     assert finite(sent)
     weights = torch.tensor([max(1.0, float(shard.real.sum()))])
     assert finite(case.rounds.aggregate(shared, tree.stack([sent]), weights))
-    assert case.logits(got, scale(make_shard(2).images)).shape == (2, CLASSES)
+    assert case.logits(got, scale(make_shard(2).x)).shape == (2, CLASSES)
 
 
 @pytest.mark.parametrize("n", [1, 14])
@@ -417,13 +417,13 @@ def gradient_of(name, net):
 
 def pad(batch: Batch, rows: int) -> Batch:
     extra = make_shard(rows, batch.x.shape[-1], seed=9)
-    x, y = torch.cat([batch.x, scale(extra.images)]), torch.cat([batch.y, extra.labels])
+    x, y = torch.cat([batch.x, scale(extra.x)]), torch.cat([batch.y, extra.labels])
     return Batch(x, y, torch.cat([batch.weight, torch.zeros(rows)]), batch.counts)
 
 
 def make_batch(n, size, seed=0) -> Batch:
     shard = make_shard(n, size, seed=seed)
-    return Batch(scale(shard.images), shard.labels, torch.ones(n), shard.counts)
+    return Batch(scale(shard.x), shard.labels, torch.ones(n), shard.counts)
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -484,7 +484,7 @@ def run(method: Method):
     """The server, and every client's logits, after two rounds."""
     progress = train(method.training, CLIENTS, SETTINGS, 0)
     deployed = deploy(method, CLIENTS, SETTINGS, 0, progress)
-    x = scale(make_shard(20, seed=4).images)
+    x = scale(make_shard(20, seed=4).x)
     return progress.server, torch.stack([method.logits(mine, x) for mine in deployed])
 
 
@@ -560,7 +560,7 @@ def test_fine_tuning_is_the_same_whether_trained_as_fedavg_or_as_itself():
     _, logits = run(method)
     progress = train(method, CLIENTS, SETTINGS, 0)
     deployed = deploy(method, CLIENTS, SETTINGS, 0, progress)
-    x = scale(make_shard(20, seed=4).images)
+    x = scale(make_shard(20, seed=4).x)
     assert torch.equal(torch.stack([method.logits(mine, x) for mine in deployed]), logits)
 
 
@@ -571,7 +571,7 @@ def test_deployed_clients_fit_their_own_rows(case):
 
     def mean_loss(mine):
         losses = [
-            F.cross_entropy(case.logits(mine[k], scale(shard.images)), shard.labels) for k, shard in enumerate(CLIENTS)
+            F.cross_entropy(case.logits(mine[k], scale(shard.x)), shard.labels) for k, shard in enumerate(CLIENTS)
         ]
         return float(torch.stack(losses).mean())
 

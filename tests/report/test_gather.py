@@ -181,7 +181,7 @@ def test_examples_are_the_images_that_were_answered(results, shown):
         file = io.BytesIO(base64.b64decode(each.image.partition(",")[2]))
         pixels = np.asarray(Image.open(file))
         stream = federation.tests[each.test][each.client].first(4)
-        images, labels = federation.images(stream), federation.labels(stream)
+        images, labels = federation.inputs(stream), federation.labels(stream)
         [i] = [
             i for i in range(4) if (images[i].squeeze() == pixels).all() and (each.test, each.client, i) not in seen
         ][:1]

@@ -193,7 +193,7 @@ def begin(method: Method, clients: int, device: torch.device) -> Progress:
 
 def make_questions(federation: Federation, streams: int, samples: int) -> list[Question]:
     """Each client's own test rows, then those of the next clients; rows repeat where there are too few."""
-    clients, images = federation.clients, federation.pool.images
+    clients, images = federation.clients, federation.pool.x
     return [
         Question(k, images[np.resize(clients[(k + i) % len(clients)].test, samples)], (0, f"stream {i}", k))
         for i in range(streams)

@@ -152,7 +152,7 @@ def _print_federation(federation: Federation) -> None:
     from ..text import clean
 
     pool, s = federation.pool, federation.settings
-    height, width, channels = pool.images.shape[1:]
+    height, width, channels = pool.x.shape[1:]
     print(
         f"{clean(pool.name)}: {len(pool):,} images of {height}x{width}x{channels}, {len(pool.classes)} classes; "
         f"{s.clients} clients, {s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}\n"

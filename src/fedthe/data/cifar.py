@@ -31,7 +31,7 @@ def load_shift(version: str, path: Path, pool: Pool) -> Pool | None:
     for folder in (path / f"cifar10.1-{version}", path, path.parent):  # as fetched, or as users put it
         if (folder / f"cifar10.1_{version}_data.npy").exists():
             images, labels = read_shift(folder, version)
-            return Pool(f"cifar10.1-{version}", fit_images(images, pool.images.shape[1:]), labels, pool.classes)
+            return Pool(f"cifar10.1-{version}", fit_images(images, pool.x.shape[1:]), labels, pool.classes)
     return None
 
 

@@ -33,7 +33,7 @@ def load_shift(path: Path, pool: Pool) -> Pool:
     """A folder whose sub-folders are named after classes of the pool, all of them or some."""
     names = list_classes(path)
     where = find_classes(path, names, pool)
-    images, labels = read_folders([path / name for name in names], pool.images.shape[1:])
+    images, labels = read_folders([path / name for name in names], pool.x.shape[1:])
     return Pool(path.resolve().name, images, where[labels], pool.classes, own=True)
 
 

@@ -33,7 +33,7 @@ def load_shift(path: Path, pool: Pool) -> Pool:
         check_labels(path, labels, len(images), 0, len(pool.classes) - 1)
     else:
         labels = find_classes(path, classes, pool)[labels]
-    return Pool(path.stem, fit_images(images, pool.images.shape[1:]), labels, pool.classes, own=True)
+    return Pool(path.stem, fit_images(images, pool.x.shape[1:]), labels, pool.classes, own=True)
 
 
 def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:

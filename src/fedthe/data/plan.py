@@ -96,7 +96,7 @@ class Federation:
     @cached_property
     def corrupted(self) -> np.ndarray:
         """The corrupted copies of `test_rows`, uint8 [test rows, h, w, c], computed once and cached on disk."""
-        clean, s = self.pool.images[self.test_rows], self.settings
+        clean, s = self.pool.x[self.test_rows], self.settings
         key = content_hash(
             clean, self.test_rows, self.corruptions, s.severity, s.seed, self.frost_digest, CORRUPTION_VERSION
         )
@@ -122,16 +122,16 @@ class Federation:
     def frost_digest(self) -> str | None:
         return None if self._frost is None else content_hash(*(texture.numpy() for texture in self._frost))
 
-    def images(self, stream: Stream) -> np.ndarray:
+    def inputs(self, stream: Stream) -> np.ndarray:
         """The pixels of a stream, uint8 [n, h, w, c]."""
-        out = np.empty((len(stream), *self.pool.images.shape[1:]), dtype=np.uint8)
+        out = np.empty((len(stream), *self.pool.x.shape[1:]), dtype=np.uint8)
         for source in np.unique(stream.source):
             here = stream.source == source
             rows = stream.rows[here]
             if source == CORRUPTED:
                 out[here] = self.corrupted[np.searchsorted(self.test_rows, rows)]
             else:
-                out[here] = self._pools[source].images[rows]
+                out[here] = self._pools[source].x[rows]
         return out
 
     def labels(self, stream: Stream) -> np.ndarray:
@@ -263,7 +263,7 @@ def _write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[st
 
 
 def _describe_pool(pool: Pool) -> dict[str, Any]:
-    shape = list(pool.images.shape[1:])
+    shape = list(pool.x.shape[1:])
     return {"name": pool.identity, "classes": list(pool.classes), "shape": shape, **_describe_rows(pool.labels)}
 
 

@@ -37,7 +37,7 @@ class Scores:
 
 def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> Answered:
     """The answers of one deployed client to a stream."""
-    pixels = torch.from_numpy(question.images).to(shard.images.device)
+    pixels = torch.from_numpy(question.x).to(shard.x.device)
     samples = make_samples(method, pixels, question.path)
     state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.start(method, mine, shard))
     began = time.perf_counter()

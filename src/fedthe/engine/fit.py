@@ -95,7 +95,7 @@ class LoopFit:
         cuts = draw_cuts(key, client, shard.real[None], self.flip, self.crop).take(slice(n))
         for first in range(0, n, self.batch):
             part = cuts.take(slice(first, first + self.batch))
-            x = cut_batches_plainly(shard.images[None], part, self.crop)[0].movedim(-1, -3)
+            x = cut_batches_plainly(shard.x[None], part, self.crop)[0].movedim(-1, -3)
             yield Batch(x, shard.labels[part.order[0]], torch.ones(len(x), device=device), shard.counts)
 
 

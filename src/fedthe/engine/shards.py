@@ -18,7 +18,7 @@ class Shards(Sequence[Shard]):
     """Every client's shard. The pool is on the device once; each access copies a shard's rows."""
 
     def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
-        self._images = torch.from_numpy(federation.pool.images).to(device)
+        self._images = torch.from_numpy(federation.pool.x).to(device)
         self._labels = torch.from_numpy(federation.pool.labels).to(device)
         self._classes = len(federation.pool.classes)
         self._splits = federation.clients

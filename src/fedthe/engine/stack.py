@@ -172,7 +172,7 @@ class Stack:
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
         """Streams of similar length run side by side. Shorter ones are padded, unless padding would change answers."""
-        may_pad, lengths = method.predictor.window in (None, 1), [len(asked.images) for asked in questions]
+        may_pad, lengths = method.predictor.window in (None, 1), [len(asked.x) for asked in questions]
         answers: dict[int, Answered] = {}
         stacked = Shard(*(part.to(self.device) for part in stack_shards(shards)))
         for some in group_streams(lengths, may_pad):
@@ -190,17 +190,17 @@ class Stack:
         def probe(part: Sequence[Question]) -> list[Answered]:
             """The whole stream, but only one window of it is real: one sample is tuned, or one step taken."""
             few = method.predictor.window or 1
-            return work([asked._replace(images=asked.images[:few]) for asked in part])
+            return work([asked._replace(x=asked.x[:few]) for asked in part])
 
-        kind = ("answer", method, length, shards.images.shape[1:])
+        kind = ("answer", method, length, shards.x.shape[1:])
         return [each for part, kept in self._in_chunks(kind, questions, work, probe) for each in part[:kept]]
 
     def _answer(
         self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
     ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
-        pixels = torch.stack([_pad(asked.images, length) for asked in questions]).to(self.device)
-        sizes = [len(asked.images) for asked in questions]
+        pixels = torch.stack([_pad(asked.x, length) for asked in questions]).to(self.device)
+        sizes = [len(asked.x) for asked in questions]
         views = StackedViews(self._workshop, method, pixels, sizes, [asked.path for asked in questions])
 
         def start(mine: Tree, shard: Shard) -> Tree:

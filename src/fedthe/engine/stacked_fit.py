@@ -85,7 +85,7 @@ class StackedFit:
     ) -> tuple[dict[str, Tensor], Tensor]:
         """The parameters of all rows, and the mean loss of each epoch [rows, epochs]."""
         longest, shortest = (-(-size // self.batch) for size in (max(sizes), min(sizes)))
-        shape = (len(sizes), self.batch, *rows.images.shape[2:])
+        shape = (len(sizes), self.batch, *rows.x.shape[2:])
         setting = Setting(self.net, loss, self.optimizer, decay, shortest < longest, self.dtype)
         key = (setting, name_function(loss), shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
         program = self.programs.get(
@@ -101,7 +101,7 @@ class StackedFit:
             real = (torch.arange(cuts.order.shape[1], device=size.device) < size[:, None]).float()
             for step in range(steps):
                 part = slice(step * self.batch, (step + 1) * self.batch)
-                program.cut(rows.images, cuts.take(part), self.crop)
+                program.cut(rows.x, cuts.take(part), self.crop)
                 program.y.copy_(labels[:, part])
                 program.weight.copy_(real[:, part])
                 program.step()
@@ -118,7 +118,7 @@ _PLAIN = torch.contiguous_format
 class _Rows(NamedTuple):
     """The training part of stacked shards."""
 
-    images: Tensor  # uint8 [rows, n, h, w, c]
+    x: Tensor  # uint8 [rows, n, h, w, c]
     labels: Tensor  # int64 [rows, n]
     real: Tensor  # bool [rows, n]
     counts: Tensor  # float [rows, classes]

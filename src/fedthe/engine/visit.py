@@ -140,7 +140,7 @@ class Question(NamedTuple):
     """What one deployed client is asked."""
 
     row: int  # which of the deployed clients
-    images: np.ndarray  # uint8 [n, h, w, c]
+    x: np.ndarray  # uint8 [n, h, w, c]
     path: tuple[int | str, ...]  # what the draws of augmented views are keyed by
 
 

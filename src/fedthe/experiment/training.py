@@ -46,7 +46,7 @@ class Deployed:
         for test in self.tests:
             for k, stream in enumerate(self.federation.tests[test]):
                 if stream is not None:
-                    yield test, k, self.federation.images(stream), self.federation.labels(stream)
+                    yield test, k, self.federation.inputs(stream), self.federation.labels(stream)
 
 
 def deploy_all(config: Config, dataset: Dataset | None = None) -> Iterator[Deployed]:

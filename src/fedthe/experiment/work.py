@@ -182,7 +182,7 @@ class Work:
         path = self.folder / "examples" / f"{name}.npz"
         if not records.read_samples(path):
             some = {
-                f"{test}/{k}": self.federation.images(stream.first(EXAMPLES))
+                f"{test}/{k}": self.federation.inputs(stream.first(EXAMPLES))
                 for test, streams in self.federation.tests.items()
                 for k, stream in enumerate(streams[:EXAMPLE_CLIENTS])
                 if stream is not None and test in self.tests
@@ -256,7 +256,7 @@ class Work:
                 if stream is not None:
                     stream = stream.first(self.config.samples)
                     places.append((test, k))
-                    asked.append(Question(i, self.federation.images(stream), (self.run.seed, test, k)))
+                    asked.append(Question(i, self.federation.inputs(stream), (self.run.seed, test, k)))
                     labels.append(self.federation.labels(stream))
         with code_of_a_method():
             answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
@@ -272,7 +272,7 @@ class Work:
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
         """Peak tensor memory while one sample is answered, in MiB."""
-        asked = Question(0, self.federation.pool.images[:1], (self.run.seed, "memory"))
+        asked = Question(0, self.federation.pool.x[:1], (self.run.seed, "memory"))
         with code_of_a_method(), one_thread_of_torch():
             return measure_peak(lambda: answer_one(method, mine, self.run.shards[0], asked))
 
@@ -320,7 +320,7 @@ def _check_method(name: str, method: Method) -> tuple[Method, Method]:
 
 def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
     """Channels and side of the pool's images. Refuse what networks cannot take."""
-    _, height, width, channels = pool.images.shape
+    _, height, width, channels = pool.x.shape
     if height != width:
         raise InputError(f"{pool.name} has images of {height} x {width}; networks need square ones, so set size.")
     if config.crop >= height:

@@ -50,6 +50,6 @@ def differentiate_alpha(net: Net, alpha: Tensor, v: Tree, w: Tree, shard: Shard,
         batch = Batch(scale(x), y, real.float(), shard.counts)
         return (FedAvg().loss(net, mix(alpha, v, w), {}, batch) * batch.weight).sum()
 
-    parts = zip(*(rows.split(chunk) for rows in (shard.images, shard.labels, shard.real)), strict=True)
+    parts = zip(*(rows.split(chunk) for rows in (shard.x, shard.labels, shard.real)), strict=True)
     gradients = [torch.func.grad(total)(alpha, *part) for part in parts]
     return torch.stack(gradients).sum(0) / shard.real.sum().clamp(min=1)

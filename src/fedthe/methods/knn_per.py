@@ -29,9 +29,9 @@ class KNN(Predictor):
             )
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        h = collect_features(method, mine, shard.images)
+        h = collect_features(method, mine, shard.x)
         store = {"features": h, "labels": shard.labels, "real": shard.real}
-        h = collect_features(method, mine, shard.val_images)
+        h = collect_features(method, mine, shard.val_x)
         lam = pick_lambda(*self._ask(method, mine, store, h), shard.val_labels, shard.val_real, self.grid)
         return store | {"lambda": lam}
 

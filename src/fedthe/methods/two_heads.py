@@ -46,6 +46,6 @@ def mean_feature(net: Net, body: Tree, shard: Shard, chunk: int = 500) -> Tensor
     """The descriptor: the mean feature [d] of the client's own training rows, without augmentation."""
     total = shard.counts.new_zeros(net.feature_dim)
     with torch.no_grad():
-        for x, real in zip(shard.images.split(chunk), shard.real.split(chunk), strict=True):
+        for x, real in zip(shard.x.split(chunk), shard.real.split(chunk), strict=True):
             total = total + (net.features(body, scale(x)) * real[:, None]).sum(0)
     return total / shard.real.sum().clamp(min=1)

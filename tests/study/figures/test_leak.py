@@ -54,7 +54,7 @@ def test_reshuffled_training_is_federated_averaging_on_other_rows_each_round(set
             rows = np.sort(split.rows)
             rows = rows[rng.choose(rng.key(0, "reshuffle", number, k), len(rows), len(rows))]
             train = rows[: len(split.train)]
-            images, labels = torch.from_numpy(pool.images[train]), torch.from_numpy(pool.labels[train])
+            images, labels = torch.from_numpy(pool.x[train]), torch.from_numpy(pool.labels[train])
             real, counts = torch.ones(len(train), dtype=torch.bool), torch.bincount(labels, minlength=3).float()
             shard = Shard(images, labels, real, counts, images[:0], labels[:0], real[:0])
             fit = LoopFit(method.net, shard, config.training.optimizer, 1, 32, False, 0, (0, "local", number), k)

@@ -18,7 +18,7 @@ CONFIG = plan_figure(
 
 def make_bright(rows=300):
     noise = make_pool(np.arange(rows) % 6, size=16)
-    images = (noise.images // 4 + 30 * noise.labels[:, None, None, None]).astype(np.uint8)
+    images = (noise.x // 4 + 30 * noise.labels[:, None, None, None]).astype(np.uint8)
     return Pool("bright", images, noise.labels, noise.classes)
 
 
@@ -40,7 +40,7 @@ def test_three_modes_start_from_one_extractor_that_never_saw_the_classes(monkeyp
 def test_pretraining_learns_and_keeps_only_its_classes(monkeypatch):
     pool = probing.keep_classes(make_bright(), (4, 1))
     assert pool.classes == ("class 4", "class 1")
-    assert (pool.images[pool.labels == 0].mean() > pool.images[pool.labels == 1].mean()).all()
+    assert (pool.x[pool.labels == 0].mean() > pool.x[pool.labels == 1].mean()).all()
     bodies = []
     for epochs in (0, 3):
         monkeypatch.setattr(probing, "PRETRAIN_EPOCHS", epochs)
@@ -49,7 +49,7 @@ def test_pretraining_learns_and_keeps_only_its_classes(monkeypatch):
 
 
 def test_too_few_classes_are_refused(tmp_path):
-    np.savez(tmp_path / "three.npz", images=make_bright().images[:90], labels=np.arange(90) % 3)
+    np.savez(tmp_path / "three.npz", images=make_bright().x[:90], labels=np.arange(90) % 3)
     with pytest.raises(InputError, match="at least four classes, but three has 3"):
         measure_figure("probing", dataset=f"npz:{tmp_path / 'three.npz'}", natural="none")
 

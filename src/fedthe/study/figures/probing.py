@@ -79,13 +79,13 @@ def keep_classes(pool: Pool, classes: Sequence[int]) -> Pool:
         raise InputError(f"{pool.name} has no image of the classes {quote(list(classes))}.")
     place = {c: i for i, c in enumerate(classes)}
     labels = np.array([place[c] for c in pool.labels[kept].tolist()])
-    return replace(pool, images=pool.images[kept], labels=labels, classes=tuple(pool.classes[c] for c in classes))
+    return replace(pool, x=pool.x[kept], labels=labels, classes=tuple(pool.classes[c] for c in classes))
 
 
 def pretrain(pool: Pool, net: str, training: Training, seed: int, device: torch.device) -> Tree:
     """The body of a network trained centrally on a pool."""
     model = _make_net(pool, net)
-    images, labels = torch.from_numpy(pool.images).to(device), torch.from_numpy(pool.labels).to(device)
+    images, labels = torch.from_numpy(pool.x).to(device), torch.from_numpy(pool.labels).to(device)
     counts, real = torch.bincount(labels).float(), torch.ones(len(labels), dtype=torch.bool, device=device)
     shard = Shard(images, labels, real, counts, images[:0], labels[:0], real[:0])
     batch, flip, crop, path = training.batch, training.flip, training.crop, (seed, "pretrain")
@@ -95,7 +95,7 @@ def pretrain(pool: Pool, net: str, training: Training, seed: int, device: torch.
 
 
 def _make_net(pool: Pool, net: str) -> Net:
-    _, size, _, channels = pool.images.shape
+    _, size, _, channels = pool.x.shape
     return NETS[net](len(pool.classes), channels, size)
 
 
