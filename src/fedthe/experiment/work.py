@@ -40,12 +40,11 @@ from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
 from .data import check_methods, fit_to_data, load, pick_net
-from .results import ClientScore
+from .results import NO_EXAMPLES, ClientScore
 
 T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
-NO_EXAMPLES = "none"  # in place of a file's name: data that are no pictures
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
