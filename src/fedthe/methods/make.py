@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def make_methods(
     config: Config, classes: int, channels: int, size: int, moments: Moments | None = None
 ) -> dict[str, Method]:
-    net = make_net(config, classes, channels, size, moments)
+    net = make_net(config, classes, (channels, size, size), moments)
     made = {name: parts.on(net) for name, parts in find_parts(config).items()}
     for method in made.values():
         try:
