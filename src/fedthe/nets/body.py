@@ -25,9 +25,6 @@ class Body:
         self._bare = copy.deepcopy(module, dict(weights))
         put(self._bare, head, nn.Identity())
         self._bare.eval()
-        for each in self._bare.modules():
-            if isinstance(each, nn.TransformerEncoder):
-                each.use_nested_tensor = False  # nested tensors have no vmap rule
         self._copies = threading.local()
 
     def __call__(self, params: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -150,6 +150,8 @@ def prepare(module: nn.Module, head: str, normalise: Normalise, dropout: Dropout
             setattr(layer, "p" if hasattr(layer, "p") else "dropout", 0.0)
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.sparse = False  # the same gradients, which optimizers of all leaves can take
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # in evaluation mode alone, it would set padding to zero
     check_layers(plain, head)
     return plain
 

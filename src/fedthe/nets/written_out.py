@@ -6,13 +6,16 @@ With them, a module runs for one client and for many with the same numbers.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+State = tuple[Tensor, ...]
+Cell = Callable[[Tensor, Tensor, State], State]  # what comes from the input and from the state before -> the state
 
 
 def attend(
@@ -58,6 +61,53 @@ def embed(
     return torch.where((input == padding_idx % len(weight))[..., None], found.detach(), found)
 
 
+def recur(cell: Cell, x: Tensor, hx: Any, weights: Sequence[Tensor], *how: Any) -> Any:
+    """torch.lstm, gru, rnn_tanh or rnn_relu of a padded batch, without dropout: the fused ones have no vmap rule."""
+    biased, layers, dropout, training, both_ways, batch_first = how
+    if dropout and training:
+        raise NotImplementedError("a recurrent network with dropout draws random numbers")
+    starts = [each.unbind(0) for each in (hx if isinstance(hx, list | tuple) else (hx,))]
+    ends: list[tuple[Tensor, ...]] = []
+    y = x.transpose(0, 1) if batch_first else x  # [steps, n, width]
+    size = len(weights) // (layers * (1 + both_ways))
+    if size != (4 if biased else 2):
+        raise NotImplementedError("an LSTM with projections")
+    for _ in range(layers):
+        found = []
+        for way in range(1 + both_ways):
+            at = len(ends)
+            into, inside, *biases = weights[at * size : (at + 1) * size]
+            given = F.linear(y, into, *biases[:1]).unbind(0)
+            state, outs = tuple(each[at] for each in starts), []
+            for one in reversed(given) if way else given:
+                state = cell(one, F.linear(state[0], inside, *biases[1:]), state)
+                outs.append(state[0])
+            found.append(torch.stack(outs[::-1] if way else outs))
+            ends.append(state)
+        y = torch.cat(found, -1)
+    return y.transpose(0, 1) if batch_first else y, *(torch.stack(each) for each in zip(*ends, strict=True))
+
+
+def _lstm(given: Tensor, kept: Tensor, state: State) -> State:
+    i, f, g, o = (given + kept).chunk(4, -1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru(given: Tensor, kept: Tensor, state: State) -> State:
+    (r, z, n), (r_kept, z_kept, n_kept) = given.chunk(3, -1), kept.chunk(3, -1)
+    z = (z + z_kept).sigmoid()
+    return ((1 - z) * (n + (r + r_kept).sigmoid() * n_kept).tanh() + z * state[0],)
+
+
+_CELLS: dict[Any, Cell] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: lambda given, kept, state: ((given + kept).tanh(),),
+    torch.rnn_relu: lambda given, kept, state: ((given + kept).relu(),),
+}
+
+
 def _without_check(function: Any) -> Callable[..., Any]:
     """The function without its question whether a mode wants to take it over: what it calls is still asked."""
     names = function.__globals__ | {"has_torch_function": lambda _: False}
@@ -80,6 +130,8 @@ class WrittenOut(TorchFunctionMode):
             return attend(*args, **kwargs)
         if func is F.embedding:
             return embed(*args, **kwargs)
+        if func in _CELLS and isinstance(args[3], bool):  # else the batch is packed
+            return recur(_CELLS[func], *args)
         if func is F.multi_head_attention_forward:
             with self:  # torch switched it off, but it handles the parts, too
                 return _attend_in_heads(*args, **kwargs)
