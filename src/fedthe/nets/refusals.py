@@ -22,6 +22,7 @@ from ..tree import Tree
 from .body import list_constants
 from .net import Net
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 CLOSE = 1e-4  # a larger relative difference between numbers that should be equal has another reason than rounding
 
 
@@ -52,6 +53,8 @@ def _refuse_layer(layer: nn.Module) -> str | None:
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         return "has no weights yet; give it one batch before you wrap it"
     if isinstance(layer, _BatchNorm):
+        if type(layer) not in BATCH_NORMS:
+            return "is a BatchNorm and more, and mixes the samples of a batch; put a GroupNorm in its place"
         return 'mixes the samples of a batch; use normalise="group", which puts GroupNorm in its place'
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
         return "keeps running statistics; make it with track_running_stats=False"
@@ -156,8 +159,10 @@ def check_stacked(net: Net, what: str, x: Tensor) -> None:
         found = _differentiate(torch.vmap(square)(stacked).sum(), stacked)
     for i in range(2):
         flat = {name: leaf[i].detach().requires_grad_() for name, leaf in stacked.items()}
-        for name, gradient in _differentiate(square(flat), flat).items():
-            if not _agree(gradient, found[name][i]):
+        alone = _differentiate(square(flat), flat)
+        largest = max(float(gradient.abs().max()) for gradient in alone.values())  # a small one may be mere rounding
+        for name, gradient in alone.items():
+            if not _agree(gradient, found[name][i], largest):
                 raise InputError(f"{what} has another gradient of {name} for several clients at once; use engine=loop.")
 
 
@@ -181,6 +186,7 @@ def _check_output(what: str, made: Any, shape: tuple[int, int], kind: str) -> No
         raise InputError(f"{what} gives {kind} that are not finite; check its weights and the samples.")
 
 
-def _agree(one: Tensor, other: Tensor) -> bool:
-    largest = float(torch.stack([one.detach().abs().max(), other.detach().abs().max()]).max())
+def _agree(one: Tensor, other: Tensor, largest: float | None = None) -> bool:
+    """Up to rounding, relative to the largest of all numbers that belong together."""
+    largest = float(one.abs().max()) if largest is None else largest
     return bool((one - other).detach().abs().max() <= CLOSE * max(largest, 1e-6))

@@ -21,7 +21,7 @@ from ..text import quote
 from ..tree import Tree
 from .body import Body, list_constants, put
 from .net import Defaults, Net, Start, given
-from .refusals import check_behaviour, check_layers, check_stacked, name_class, rate_of_dropout
+from .refusals import BATCH_NORMS, check_behaviour, check_layers, check_stacked, name_class, rate_of_dropout
 
 GROUPS = 32  # of a GroupNorm in place of a BatchNorm, or the largest number that divides this and the channels
 
@@ -144,8 +144,8 @@ def prepare(module: nn.Module, head: str, normalise: Normalise, dropout: Dropout
     with explain(f"{name_class(module)} cannot be copied", "wrap a function that makes it"):
         plain = copy.deepcopy(module).float().cpu()
     for name, layer in list(plain.named_modules()):
-        if isinstance(layer, _BatchNorm) and normalise == "group":
-            put(plain, name, _make_group_norm(layer))
+        if type(layer) in BATCH_NORMS and normalise == "group":
+            put(plain, name, _make_group_norm(cast(_BatchNorm, layer)))
         if rate_of_dropout(layer) and dropout == "off":
             setattr(layer, "p" if hasattr(layer, "p") else "dropout", 0.0)
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
