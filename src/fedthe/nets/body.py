@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ class Body:
     """features(params, x) of a module. Parameters that need no gradient, and buffers, are constants.
 
     A call puts the parameters into the module, and clients train in several threads, so every thread has a copy. The
-    copies have no weights of their own.
+    copies have no weights of their own, and share constants.
     """
 
     def __init__(self, module: nn.Module, head: str) -> None:
@@ -25,6 +26,8 @@ class Body:
         self._bare = copy.deepcopy(module, dict(weights))
         put(self._bare, head, nn.Identity())
         self._bare.eval()
+        frozen = [p for p in self._bare.parameters() if not p.is_meta]
+        self._constants = [*self._bare.buffers(), *frozen]
         self._copies = threading.local()
 
     def __call__(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -35,8 +38,14 @@ class Body:
     def _copy_for(self, device: torch.device) -> nn.Module:
         copies: dict[str, nn.Module] = vars(self._copies)
         if str(device) not in copies:
-            copies[str(device)] = _move(copy.deepcopy(self._bare), device)
+            with ThreadPoolExecutor(1) as outside:  # where no vmap, gradient or mode of the caller is active
+                copies[str(device)] = outside.submit(self._copy, device).result()
         return copies[str(device)]
+
+    def _copy(self, device: torch.device) -> nn.Module:
+        if device.type == "cpu":
+            return copy.deepcopy(self._bare, {id(constant): constant for constant in self._constants})
+        return _move(copy.deepcopy(self._bare), device)
 
 
 def put(module: nn.Module, path: str, new: nn.Module) -> None:
