@@ -98,7 +98,7 @@ def _is_in(tensor: Tensor, some: Iterator[nn.Parameter]) -> bool:
 
 def check_behaviour(net: Net, module: nn.Module, head: str, x: Tensor, may_differ_in_training: bool) -> None:
     """Refuse what the wrapped module would compute otherwise than the module itself, on samples x [n, ...]."""
-    what, module = name_class(module), copy.deepcopy(module)
+    what, fresh, module = name_class(module), module, copy.deepcopy(module)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         logits = _run(module.eval(), x)
         _check_output(what, logits, (len(x), net.classes), "logits")
@@ -119,7 +119,7 @@ def check_behaviour(net: Net, module: nn.Module, head: str, x: Tensor, may_diffe
                 f"{what} gives other logits in training mode, as with dropout; "
                 f'use dropout="off" to train it in evaluation mode.'
             )
-    _check_split(net, module.eval(), head, x)
+    _check_split(net, fresh, head, x)
 
 
 def _check_split(net: Net, module: nn.Module, head: str, x: Tensor) -> None:
@@ -130,20 +130,23 @@ def _check_split(net: Net, module: nn.Module, head: str, x: Tensor) -> None:
         (params, f"its head {head} is not its last layer: end with it, and return its logits as they are"),
         (others, "it keeps copies of its parameters: use them as attributes in every forward pass"),
     ):
-        _load(module, net, each, head)
         with torch.no_grad():
-            _check_output(what, net.features(each["body"], x), (len(x), net.feature_dim), "features")
-            if not _agree(_run(module, x), net.logits(each, x)):
+            with explain(f"{what} cannot be split at {head}", "end with it, and return its logits as they are"):
+                h = net.features(each["body"], x)
+            _check_output(what, h, (len(x), net.feature_dim), "features")
+            if not _agree(_run(_load(module, each, head), x), net.head(each["head"], h)):
                 raise InputError(f"{what} gives other logits when it is split at {head}; {why}.")
 
 
-def _load(module: nn.Module, net: Net, params: Tree, head: str) -> None:
+def _load(module: nn.Module, params: Tree, head: str) -> nn.Module:
+    """A copy of the module, as it is before its first forward pass, with these parameters."""
+    module = copy.deepcopy(module)
     named, layer = dict(module.named_parameters()), module.get_submodule(head)
-    with torch.no_grad():
-        for name, leaf in tree.flatten(params["body"]).items():
-            named[name].copy_(leaf)
-        for name, leaf in params["head"].items():
-            getattr(layer, "weight" if name == "out" else name).copy_(leaf)
+    for name, leaf in tree.flatten(params["body"]).items():
+        named[name].copy_(leaf)
+    for name, leaf in params["head"].items():
+        getattr(layer, "weight" if name == "out" else name).copy_(leaf)
+    return module
 
 
 def check_stacked(net: Net, what: str, x: Tensor) -> None:

@@ -115,6 +115,8 @@ def wrap_module(
             raise InputError(f'{name} must be "{choices[0]}" or None, not {quote(value)}.')
     if not isinstance(defaults, Defaults | None):
         raise InputError(f"defaults must be a fedthe.Defaults, not {quote(defaults)}.")
+    if not callable(module):
+        raise InputError(f"{quote(module)} is no torch module, nor a function that makes one.")
     make = None if isinstance(module, nn.Module) else module
     made = module if isinstance(module, nn.Module) else _draw(module, 0)
     plain = prepare(made, head, normalise, dropout)
@@ -141,8 +143,8 @@ def wrap_module(
 
 def prepare(module: nn.Module, head: str, normalise: Normalise, dropout: Dropout) -> nn.Module:
     """A copy of the module in float32 on the CPU, with the layers that were asked for, and checked."""
-    with explain(f"{name_class(module)} cannot be copied", "wrap a function that makes it"):
-        plain = copy.deepcopy(module).float().cpu()
+    with explain(f"{name_class(module)} cannot be copied", "leave out the attribute that prevents it"):
+        plain = copy.deepcopy(module).float().cpu().eval()
     for name, layer in list(plain.named_modules()):
         if type(layer) in BATCH_NORMS and normalise == "group":
             put(plain, name, _make_group_norm(cast(_BatchNorm, layer)))
