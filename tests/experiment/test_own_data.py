@@ -132,7 +132,7 @@ def test_methods_for_pictures_are_refused_on_other_data(tmp_path):
         config = make_config(settings_of(federation) | SMALL | {"methods": [name], "out": str(tmp_path / "run")})
         fails(lambda config=config: prepare(config, federation.dataset, Perceptron(3)), name, "pictures", "mine")
     config = make_config(settings_of(federation) | SMALL | {"methods": ["fedavg"]})
-    fails(lambda: prepare(config, federation.dataset), "cnn", "float32 [2, 3]", "wrap_module")
+    fails(lambda: prepare(config, federation.dataset), "cnn", "[2, 3]", "wrap_module")
     config = make_config(settings_of(federation) | {"standardize": True, "methods": ["fedavg"]})
     fails(lambda: prepare(config, federation.dataset, Perceptron(3)), "standardize")
     assert not (tmp_path / "run").exists()
