@@ -1,4 +1,4 @@
-"""Rounds whose `local` updates what a client keeps: SCAFFOLD, and MOON as a short part, judged by literal loops."""
+"""Rounds whose `local` updates what a client keeps: SCAFFOLD, and the example's MOON, judged by literal loops."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fedthe.methods import compose
 from fedthe.methods.base import Fitted, Rounds, network
 from fedthe.methods.fedthe import HeadEnsemble
 from fedthe.methods.finetune import FineTune
-from fedthe.methods.losses import cross_entropy
 from fedthe.methods.scaffold import Scaffold
 from fedthe.methods.two_heads import TwoHeads
 from fedthe.types import scale
+from helpers import load_example
 from literal_rounds import (
     CLIENTS,
     DECAY,
@@ -36,27 +36,7 @@ from literal_rounds import (
 )
 from tiny_net import CLASSES, TINY, leaves, list_batches, make_shard, tiny_params
 
-
-@dataclass(frozen=True)
-class Moon(Rounds):
-    """MOON (Li et al. 2021, https://arxiv.org/abs/2103.16257), with the features as representation."""
-
-    mu: float = 1.0
-    temperature: float = 0.5
-
-    def keep(self, net, params):
-        return {"previous": params["body"]}
-
-    def local(self, fit, shared, mine, shard):
-        trained, losses, _ = fit(self.contrastive_loss, shared, {"received": shared["body"], **mine})
-        return Fitted(trained, losses, {"previous": trained["body"]})
-
-    def contrastive_loss(self, net, params, given, batch):
-        z = net.features(params["body"], batch.x)
-        others = [net.features(given[name], batch.x) for name in ("received", "previous")]
-        alike = torch.stack([torch.cosine_similarity(z, other, dim=-1) for other in others], -1) / self.temperature
-        contrast = cross_entropy(alike, torch.zeros_like(batch.y))
-        return self.loss(net, params, {}, batch) + self.mu * contrast
+Moon = load_example("my_method").Moon
 
 
 # The papers' algorithms, taken literally: float64, models as lists [body, head]
