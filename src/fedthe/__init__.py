@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from .data.pool import Pool as Pool
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
-    from .experiment.run import run as run
     from .methods import METHODS as METHODS
     from .methods.head_ensemble import head_ensemble as head_ensemble
     from .nets import NETS as NETS
+    from .progress.events import Round as Round
+    from .study.run import run as run
+    from .study.sweep import Sweep as Sweep
 
 __version__ = "0.1.0"
 
@@ -37,7 +39,9 @@ _HOMES = {
     "NETS": ".nets",
     "METHODS": ".methods",
     "head_ensemble": ".methods.head_ensemble",
-    "run": ".experiment.run",
+    "run": ".study.run",
+    "Round": ".progress.events",
+    "Sweep": ".study.sweep",
     "Results": ".experiment.results",
 }
 

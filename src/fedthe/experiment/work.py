@@ -6,6 +6,7 @@ costs only itself, and no file is mistaken for another.
 
 from __future__ import annotations
 
+import glob
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,47 +34,19 @@ from ..errors import Damaged, Failed, InputError, code_of_a_method
 from ..fingerprint import fingerprint
 from ..methods.base import Method
 from ..methods.compose import describe
-from ..methods.make import find_parts, make_methods
+from ..methods.make import Recipes, find_parts, make_methods
 from ..parallel import one_thread_of_torch
 from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
+from .checkpoint import Checkpoint
 from .results import ClientScore
 
 T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The files of a training: its state, and facts about it."""
-
-    path: Path
-    about: Mapping[str, Any]
-
-    @property
-    def facts(self) -> Path:
-        return self.path.with_suffix(".json")
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far; 0 where unknown."""
-        try:
-            return float((store.read_sealed(self.facts) or {}).get("seconds", 0.0))
-        except Damaged as error:
-            warnings.warn(f"{error} How long the training took so far is not known.", stacklevel=2)
-            self._note(records.read_round(self.path), 0.0)
-            return 0.0
-
-    def save(self, reached: Progress, seconds: float) -> None:
-        records.save_progress(self.path, reached)
-        self._note(reached.round, seconds)
-
-    def _note(self, rounds: int, seconds: float) -> None:
-        store.write_sealed(self.facts, {**self.about, "rounds": rounds, "seconds": seconds})
 
 
 @dataclass(frozen=True)
@@ -174,7 +147,7 @@ class Work:
         self._traceback_of(name).unlink(missing_ok=True)
 
     def _traceback_of(self, name: str) -> Path:
-        return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
+        return self.config.folder / "failures" / f"{name}-{self.run.seed}.txt"
 
     def keep_examples(self) -> dict[str, Any]:
         """File the first images of some clients' streams, for the report; return the seed and the file's name."""
@@ -201,8 +174,19 @@ class Work:
         with store.hold(path.with_suffix(".lock"), wait) as ours:
             if not ours:
                 return None
-            done = self._read_answer(path)
+            done = self._read_answer(path) or self._take_over(name, path)
             return (done, True) if done else (self._answer(name, method, training, progress, path), False)
+
+    def _take_over(self, name: str, path: Path) -> dict[str, Any] | None:
+        """The same answers under another name: fedthe(alpha=0.1) is fedthe."""
+        same = path.name[-len(f"-{self.run.seed}-{'':16}.json") :]
+        for other in sorted(path.parent.glob(f"*{glob.escape(same)}")):
+            if other != path and (done := self._read_answer(other)):
+                done |= {"method": name, "rows": [row | {"method": name} for row in done["rows"]]}
+                store.write_arrays(self._samples_of(path), store.read_arrays(self._samples_of(other)), compress=True)
+                store.write_sealed(path, done)
+                return done
+        return None
 
     def _samples_of(self, path: Path) -> Path:
         return self.folder / "samples" / f"{path.stem}.npz"
@@ -281,21 +265,33 @@ def split(items: Sequence[T], most: int) -> list[Sequence[T]]:
     return [items[first : first + most] for first in range(0, len(items), most)]
 
 
-def prepare(config: Config, dataset: Dataset | None = None) -> tuple[dict[str, Method], list[Work]]:
-    """The methods, and the federation of every seed. `dataset`: what the config names, if it is loaded already."""
+def prepare(
+    config: Config,
+    dataset: Dataset | None = None,
+    *,
+    net: Any = None,
+    recipes: Recipes | None = None,
+    folder: Path | None = None,
+) -> tuple[dict[str, Method], list[Work]]:
+    """The methods, and the federation of every seed. `dataset`: what the config names, if it is loaded already.
+
+    net, recipes: objects in place of names. folder: of trainings and answers, if not the run's own.
+    """
     engine = get_engine(config.engine, config.device, config.precision, config.threads)
-    find_parts(config)  # refuses bad ones before any data is loaded
+    find_parts(config, recipes, net)  # refuses bad ones before any data is loaded
     dataset = dataset or load_dataset(config.dataset, natural=config.natural, size=config.size)
     moments = dataset.pool.moments if config.standardize else None
-    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
+    shape = _check_images(dataset.pool, config)
+    methods = make_methods(config, len(dataset.pool.classes), *shape, moments, net=net, recipes=recipes)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
     every = [each for name, method in methods.items() for each in _check_method(name, method)]
     code = {method: found for method in every if (found := fingerprint(method))}
     if code:
         engine.release()  # its programs may be compiled from code that was edited since
+    folder = folder or config.folder
     return methods, [
-        Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
+        Work(config, folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
         for each in federations
     ]
 
