@@ -34,53 +34,53 @@ OPTIMIZERS = {name: make_optimizer(each) for name, each in DEFAULTS.items()}  # 
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of a config file. The network or the dataset replaces None, unless a comment says otherwise."""
+    """Every key of a config file. `fedthe settings` prints the comments, and those of whole lines as headings."""
 
-    name: str = "run"
+    name: str = "run"  # of the run
     out: str | None = None  # the folder of the run; None: runs/NAME
-    methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")
-    seeds: tuple[int, ...] = (0,)
+    methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")  # also FILE.py:NAME, NAME(KEY=VALUE)
+    seeds: tuple[int, ...] = (0,)  # one federation and training each; tables give the mean
     # the benchmark
-    dataset: str = "glyphs"
-    natural: str | None = None
-    size: int | None = None
-    clients: int = 20
-    dirichlet: float = 0.1
-    partition: Literal["balanced", "unbalanced"] = "balanced"
-    severity: int = 5
-    frost: str | None = None
-    train_fraction: float = 1.0  # of each client's training rows
-    test_fraction: float = 1.0  # of its test rows
+    dataset: str = "glyphs"  # a name of `fedthe data list`, npz:FILE or folder:PATH
+    natural: str | None = None  # a naturally shifted dataset, or none; None: those that the dataset brings
+    size: int | None = None  # pixels of a side to resize images to; None: as they are
+    clients: int = 20  # how many clients the rows are dealt to
+    dirichlet: float = 0.1  # the higher, the more similar the clients
+    partition: Literal["balanced", "unbalanced"] = "balanced"  # balanced: all clients hold the same number of rows
+    severity: int = 5  # of the corruptions, from 1 to 5
+    frost: str | None = None  # a folder of frost photographs for that corruption; None: generated textures
+    train_fraction: float = 1.0  # of each client's training rows that are used
+    test_fraction: float = 1.0  # of each client's test rows that are used
     tests: tuple[str, ...] | None = None  # the test distributions; None: all
     samples: int | None = None  # at most this many per client and test; None: all
     # the network
-    net: str = "cnn"
-    width: int = 1
-    head_layers: int = 1
+    net: str = "cnn"  # cnn, resnet20_gn, cct4, one of a plugin, or FILE.py:NAME
+    width: int = 1  # times the channels of resnet20_gn
+    head_layers: int = 1  # linear layers of the head, 1 or 2
     standardize: bool = False  # pixels to mean 0, standard deviation 1 per channel, as the authors do; else to [-1, 1]
     # training
-    rounds: int = 100
-    participation: float = 1.0
-    local_epochs: int = 5
-    personal_epochs: int = 1
-    batch: int = 32
-    flip: bool = True
-    crop: int = 4
-    optimizer: Literal["sgd", "adam"] | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
+    rounds: int = 100  # of federated training
+    participation: float = 1.0  # the fraction of clients sampled in each round
+    local_epochs: int = 5  # of a client's training of the shared model, in each round
+    personal_epochs: int = 1  # of a client's training of its personal part, in each round and before testing
+    batch: int = 32  # training rows per step
+    flip: bool = True  # flip training images at random
+    crop: int = 4  # pixels by which training images are shifted at random; 0: not at all
+    optimizer: Literal["sgd", "adam"] | None = None  # None: the network's
+    lr: float | None = None  # the learning rate; None: the network's
+    momentum: float | None = None  # of SGD; None: the network's
+    weight_decay: float | None = None  # None: the network's
     # how it runs
     engine: Literal["auto", "loop", "stack"] = "auto"  # auto: stack on a GPU, loop on the CPU
     device: str = "auto"  # cpu, cuda, or one GPU such as cuda:1; auto: a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
     threads: int | None = None  # clients at a time on the CPU, one thread each; None: one per core
     tolerate: Literal["stop", "skip"] = "stop"  # after an unusable upload: stop the method, or skip the client
-    checkpoint_seconds: float = 10.0
+    checkpoint_seconds: float = 10.0  # how often a training is saved
     curve: tuple[int, ...] = ()  # earlier rounds after which methods are tested, for learning curves
     keep: tuple[int, ...] = ()  # rounds whose checkpoints are kept: a run of so many rounds needs no training
-    # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
-    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # hyperparameters
+    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)  # by method: hyper.fedthe.alpha=0.2
 
     def __post_init__(self) -> None:
         for name in ("methods", "seeds", "tests"):

@@ -80,11 +80,21 @@ def find_parts(config: Config, recipes: Recipes | None = None, net: Any = None) 
 
 
 def _find_parts(spec: Spec, config: Config, recipes: Recipes) -> Parts:
-    parts, search_lr = arrange(find_recipe(spec, recipes)), find_defaults(config.net).search_lr
+    parts, search_lr = arrange_spec(spec, recipes), find_defaults(config.net).search_lr
     if search_lr is not None and isinstance(parts.predictor, HeadEnsemble):
         parts = set_hyper(parts, {"search.lr": search_lr}, spec.name)
     parts = set_hyper(parts, config.hyper.get(spec.name, {}), spec.name)
     return set_hyper(parts, dict(spec.hyper), spec.name)
+
+
+def arrange_spec(spec: Spec, recipes: Recipes | None = None) -> Parts:
+    """The parts of what a spec names, without its hyperparameters."""
+    try:
+        return arrange(find_recipe(spec, recipes))
+    except InputError as error:
+        if not spec.file or str(error).startswith(spec.file):
+            raise
+        raise InputError(f"{spec}: {error}") from error
 
 
 def find_recipe(spec: Spec, recipes: Recipes | None = None) -> Recipe:

@@ -323,7 +323,11 @@ def _has(parts: Parts, key: str) -> bool:
 
 
 def _refuse(key: str, parts: Mapping[str, Parts]) -> InputError:
-    known = {path.rsplit(".", 1)[-1] for each in parts.values() for path in list_hyper(each)}
-    settings = [each.name for each in fields(Config) if each.name not in UNSWEPT]
-    near = find_nearest(key.rsplit(".", 1)[-1], [*sorted(known), *settings])
+    method, _, inner = key.rpartition(".")
+    own = [each for id, each in parts.items() if id.partition("(")[0] == method]
+    known = {path.rsplit(".", 1)[-1] for each in own or parts.values() for path in list_hyper(each)}
+    if own:
+        return InputError(f"sweep.{key}: {method} has no such hyperparameter; {find_nearest(inner, sorted(known))}")
+    settings = [each.name for each in fields(Config) if each.name not in {*UNSWEPT, *known}]
+    near = find_nearest(inner, [*sorted(known), *settings])
     return InputError(f"sweep.{key}: neither a setting nor a hyperparameter of the run's methods has this name; {near}")
