@@ -8,7 +8,6 @@ import io
 import textwrap
 import tokenize
 from dataclasses import dataclass
-from functools import cache
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,6 @@ class Comment:
     section: str  # on a line of its own above it, and above the fields before it
 
 
-@cache
 def read_comments(kind: type) -> dict[str, Comment]:
     """By field, those of base classes too; {} for a class without source."""
     found: dict[str, Comment] = {}

@@ -69,7 +69,7 @@ def load_file(path: Path) -> ModuleType:
     with _as_module(module), _importable(place.parent):
         try:
             # Compiled here: Python's cache would take an edit within the same second for no edit.
-            exec(compile(source, str(place), "exec"), vars(module))
+            exec(compile(source, str(place), "exec", dont_inherit=True), vars(module))
         except (Exception, SystemExit) as error:  # whatever the user's code raises
             raise InputError(f"{path} cannot be loaded{_say_where(error, place)}") from error
     _loaded[place] = digest, module

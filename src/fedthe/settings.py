@@ -13,7 +13,7 @@ from .specs import say_plain
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 LISTS = {int: "whole numbers", str: "names"}
 TABLE = "a table for each method"
-UNSET = "unset"  # None, which the command line writes as none
+UNSET, EMPTY = "unset", "empty"  # None, which the command line writes as none; and a list of nothing
 FIRST = "the run"  # the section of the fields above the first one that has a name
 
 
@@ -29,8 +29,8 @@ class Setting:
     def said_default(self) -> str:
         """As it is typed."""
         if isinstance(self.default, tuple):
-            return ",".join(map(str, self.default)) or "empty"
-        return "empty" if self.default == {} else UNSET if self.default is None else say_plain(self.default)
+            return ",".join(map(str, self.default)) or EMPTY
+        return EMPTY if self.default == {} else UNSET if self.default is None else say_plain(self.default)
 
     @property
     def has_choices(self) -> bool:
@@ -76,6 +76,7 @@ def write_markdown() -> str:
         if each.section != section:
             section = each.section
             lines.append(f"| **{section}** | | | |")
-        cells = (f"`{each.key}`", f"`{each.said_default}`", each.kind, each.about)
+        default = each.said_default if each.said_default in (UNSET, EMPTY) else f"`{each.said_default}`"
+        cells = (f"`{each.key}`", default, each.kind, each.about)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
