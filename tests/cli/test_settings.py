@@ -134,3 +134,11 @@ def test_a_sweep_ends_with_a_table_or_one_object(fedthe, data, tmp_path):
     page = fedthe("report", out, "--format", "md").out
     assert "## lr=0.1" in page
     assert "## lr=0.01" in page
+
+
+@pytest.mark.filterwarnings("ignore:clients=400 failed")
+def test_what_fails_in_a_sweep_is_said_and_is_the_exit_code(fedthe, data, tmp_path):
+    words = ("run", f"dataset={data}", "methods=fedavg", *SMALL[1:], "sweep.clients=3,400", f"out={tmp_path / 'out'}")
+    said = fedthe(*words, exits=1)
+    assert "failed: clients=400:" in said.out
+    assert len([line for line in said.out.splitlines() if line.startswith(" fedavg")]) == 1

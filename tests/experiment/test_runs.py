@@ -167,10 +167,11 @@ def test_a_network_is_a_name_an_object_or_in_a_file(small, tmp_path):
     given = fedthe.run(methods=["fedavg"], net=CNN(3, 3, 16), **small)
     assert (given.reused, given.table(), given.config.net) == (1, named.table(), "CNN")
     (tmp_path / "mine.py").write_text(
-        "from fedthe.nets import CNN\ndef make_net(classes, channels, size):\n    return CNN(classes, channels, size)\n"
+        "from fedthe.nets import CNN\ndef make_net(classes, shape):\n    return CNN(classes, *shape[:2])\n"
         "def broken(classes): ...\nnothing = 3\n"
     )
     assert fedthe.run(methods=["fedavg"], net="mine.py:make_net", **small).reused == 1
+    fails(lambda: fedthe.run(methods=["fedavg"], net="mine.py:make_net", width=2, **small), "no effect")
     fails(lambda: fedthe.run(methods=["fedavg"], net="mine.py:broken", **small), "mine.py:broken", "TypeError")
     fails(lambda: fedthe.run(methods=["fedavg"], net="mine.py:nothing", **small), "not a fedthe.nets.Net")
 

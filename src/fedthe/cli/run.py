@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..report.data import Page
     from ..study.sweep import Sweep
 
+MOST_FAILURES = 5  # of a sweep that are printed
 # Small enough for two minutes on two cores, large enough to show what the paper shows.
 DEMO = {
     "name": "demo",
@@ -116,6 +117,7 @@ def _show(results: Results | Sweep, loggers: Loggers, as_json: bool) -> None:
 
 def _print_sweep(sweep: Sweep) -> None:
     from ..specs import say_plain
+    from ..text import flatten
 
     tests = sweep.tests
     heads = [test.replace("corrupted_", "corr.\n") for test in tests]
@@ -132,6 +134,10 @@ def _print_sweep(sweep: Sweep) -> None:
     asked = sum(len(results.config.methods) * len(results.config.seeds) for results in sweep.runs.values())
     if reused:
         print(f"{reused} of {asked} results were read from disk.")
+    for who, why in list(sweep.failures.items())[:MOST_FAILURES]:
+        print(f"failed: {flatten(f'{who}: {why}', 500)}")
+    if len(sweep.failures) > MOST_FAILURES:
+        print(f"{len(sweep.failures) - MOST_FAILURES} more failed; sweep.json lists them.")
     seconds = sum(results.seconds for results in sweep.runs.values())
     place = sweep.folder / "sweep.png"
     print(f"The sweep took {seconds:.0f} s; the plot is {place}, its numbers are in sweep.csv and sweep.json.")

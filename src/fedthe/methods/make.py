@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..nets.make import Moments, check_net, find_defaults, make_net
 from ..nets.net import Net
+from ..nets.standardized import standardize
 from ..plugins import is_file_spec, load_object
 from ..specs import LONGEST, Spec
 from ..text import find_nearest, flatten, quote
@@ -57,9 +58,12 @@ def _pick_net(
         given = load_object(config.net)
     if given is None:
         return make_net(config, classes, channels, size, moments)
-    if callable(given) and not isinstance(given, Net):  # a class or a function
+    if (config.width, config.head_layers) != (1, 1):
+        raise InputError(f"width and head_layers have no effect on {config.net}; leave them out.")
+    if callable(given) and not isinstance(given, Net):
+        shape = (channels, size) if isinstance(given, type) else ((channels, size, size),)  # a class, or a function
         try:
-            given = given(classes, channels, size)
+            given = given(classes, *shape)
         except InputError:
             raise
         except Exception as error:
@@ -67,7 +71,7 @@ def _pick_net(
             raise InputError(f"{config.net} cannot be made of {classes} classes ({why}).") from error
     if not isinstance(given, Net):
         raise InputError(f"{config.net} gives {quote(given)}, which is not a fedthe.nets.Net.")
-    return given
+    return given if moments is None else standardize(given, *moments)
 
 
 def find_parts(config: Config, recipes: Recipes | None = None, net: Any = None) -> dict[str, Parts]:

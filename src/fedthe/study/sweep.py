@@ -26,6 +26,7 @@ from ..experiment.work import prepare
 from ..methods.compose import Parts
 from ..methods.make import Recipes, find_parts, list_hyper
 from ..names import name_method
+from ..progress.events import track
 from ..specs import Spec, Value, say_plain
 from ..text import find_nearest, flatten, quote
 
@@ -199,7 +200,8 @@ def run_sweep(plan: Plan, dataset: Dataset | None = None, *, net: Any = None, re
     folder, runs, failures = plan.config.folder, dict[str, Results](), dict[str, str]()
     loaded: dict[tuple[Any, ...], Dataset] = {}
     errors: list[InputError | Failed] = []
-    for case in sorted(plan.cases, key=lambda case: case.config.rounds):  # more rounds continue from fewer
+    cases = sorted(plan.cases, key=lambda case: case.config.rounds)  # more rounds continue from fewer
+    for case in track("experiments", cases) if len(cases) > 1 else cases:
         config = case.config
         try:
             source = (config.dataset, config.natural, config.size)
