@@ -101,6 +101,11 @@ def test_a_run_needs_no_file(fedthe, data, tmp_path, monkeypatch):
     assert json.loads(named)["folder"] == "runs/mine"
     (tmp_path / "a=b.toml").write_text("rounds = 1")  # a file is a file, whatever its name
     assert "no method 'x'" in fedthe("run", "a=b.toml", "methods=x", exits=2).err
+    for key in ("federation", "on_round", "config"):  # arguments of `fedthe.run`, but no settings
+        (tmp_path / "mine.toml").write_text(f"{key} = 3")
+        assert f"there is no setting '{key}'" in fedthe("run", "mine.toml", exits=2).err
+    (tmp_path / "mine.toml").write_text("sweep = 0")
+    assert "sweep must be a table" in fedthe("run", "mine.toml", exits=2).err
     for words, says in (
         ((), "dataset=digits methods=fedavg"),
         (("rouns=3",), "did you mean rounds"),

@@ -157,6 +157,8 @@ def test_a_federation_brings_its_settings_and_its_data(small, data):
     assert (results.config.clients, results.config.seeds, results.config.dataset) == (2, (3,), dataset.pool.name)
     again = fedthe.run(methods=["fedavg"], dataset=data, clients=2, dirichlet=5.0, seeds=[3], **settings)
     assert (again.reused, again.table()) == (1, results.table())
+    for more in ({"dataset": data}, {"sweep": {"size": [8, 16]}}):
+        fails(lambda more=more: fedthe.run(methods=["fedavg"], federation=federation, **settings, **more), "no effect")
     more = fedthe.run(methods=["fedavg"], federation=federation, clients=3, seeds=[0, 1], **settings)
     assert len({row.client for row in more.rows}) == 3
     assert set(more.manifests) == {0, 1}

@@ -99,6 +99,7 @@ def test_words_and_files_say_the_same(tmp_path):
         ({"rounds": [1, -1]}, "rounds"),
         ({"steps": [1, 2]}, "several hyperparameters 'steps'"),
         (3, "sweep must be a table"),
+        ({}, "sweep must be a table"),
     ],
 )
 def test_a_sweep_that_cannot_be_is_refused_before_anything_runs(sweep, says):

@@ -75,7 +75,7 @@ def run(
     settings, or do without a file: dataset=digits methods=fedthe,mine.py:FedPer seeds=0,1,2 hyper.fedthe.alpha=0.2
     out=FOLDER. `fedthe settings` lists all keys. sweep.KEY=A,B,C runs every value, in one table and one plot.
     """
-    from ..config import read_example, read_settings
+    from ..config import make_config, read_example, read_settings
     from ..study.run import run
 
     if example:
@@ -89,8 +89,11 @@ def run(
             "`fedthe run --example > my.toml` writes a file to start from."
         )
     loggers = Loggers(tensorboard, mlflow)
+    settings = read_settings(Path(config) if config is not None else None, words)
+    sweep = settings.pop("sweep", None)
+    asked = make_config(settings)
     with resumable(), bars():
-        results = run(**read_settings(Path(config) if config is not None else None, words))
+        results: Results | Sweep = run(asked) if sweep is None else run(asked, sweep=sweep)
     _show(results, loggers, as_json)
     if results.failures:
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ costs only itself, and no file is mistaken for another.
 
 from __future__ import annotations
 
-import glob
 import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,7 +179,7 @@ class Work:
     def _take_over(self, name: str, path: Path) -> dict[str, Any] | None:
         """The same answers under another name: fedthe(alpha=0.1) is fedthe."""
         same = path.name[-len(f"-{self.run.seed}-{'':16}.json") :]
-        for other in sorted(path.parent.glob(f"*{glob.escape(same)}")):
+        for other in sorted(path.parent.glob(f"*{same}")):
             if other != path and (done := self._read_answer(other)):
                 done |= {"method": name, "rows": [row | {"method": name} for row in done["rows"]]}
                 store.write_arrays(self._samples_of(path), store.read_arrays(self._samples_of(other)), compress=True)

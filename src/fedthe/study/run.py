@@ -74,8 +74,13 @@ def run(
     values = (config.as_dict() if config else {}) | _describe_data(federation) | _describe_net(net) | settings
     given = None if isinstance(net, str) else net
     dataset = federation.dataset if federation else None
+    for key in ("dataset", "natural", "size") if federation else ():
+        if key in settings or (isinstance(sweep, Mapping) and key in sweep):
+            raise InputError(f"{key} has no effect on a federation that is given; leave one of them out.")
+    if given is not None and isinstance(sweep, Mapping) and "net" in sweep:
+        raise InputError("net is given as an object, so it cannot be swept; sweep names, or FILE.py:NAME.")
     with hearing_rounds(on_round):
-        if sweep:
+        if sweep is not None:
             plan = plan_sweep(make_config(values), sweep, recipes, given)
             return run_sweep(plan, dataset, net=given, recipes=recipes)
         config = make_config(values)

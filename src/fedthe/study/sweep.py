@@ -167,7 +167,7 @@ class Sweep:
 
 def plan_sweep(config: Config, sweep: Swept, recipes: Recipes | None = None, net: Any = None) -> Plan:
     """The variants and experiments of a sweep. Refuse unknown keys and bad values before anything runs."""
-    if not isinstance(sweep, Mapping):
+    if not isinstance(sweep, Mapping) or not sweep:
         raise InputError(f"sweep must be a table, such as [sweep] alpha = [0.05, 0.1], not {quote(sweep)}.")
     swept = {key: _list_values(key, values) for key, values in _flatten(sweep)}
     parts = find_parts(config, recipes, net)
