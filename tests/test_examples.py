@@ -152,3 +152,23 @@ def test_the_network_of_the_page_on_networks_trains(monkeypatch):
     loop, stack = train(method, shards, settings, 0), train(method, shards, settings, 0, engine=Stack())
     for name, leaf in tree.flatten(loop.server.shared).items():
         torch.testing.assert_close(leaf, tree.flatten(stack.server.shared)[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_code_of_the_page_on_experiments_runs(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = [block for block in found if "class " in block or "sweep" in block]
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    run, heard = fedthe.run, []
+    small = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 2, "tests": ["original"]}
+    monkeypatch.setitem(vars(fedthe), "run", lambda **asked: run(**asked | small))
+    monkeypatch.setattr("builtins.print", lambda *said: heard.append(said))
+    for block in blocks:
+        exec(compile(block, "experiments.md", "exec"), space := {"__name__": "__main__"})
+        if "results" in space:
+            names = ["fedthe", "fedthe(alpha=0.2)", "Gentle", "Gentle(mu=0.1)", "gentle_ft"]
+            assert space["results"].methods == names
+    assert (("Gentle", "gentle_ft"), 0, 1, 1) in [said[:4] for said in heard]
+    assert list(space["sweep"].table()) == ["FedAvg", "FedTHE, alpha=0.05", "FedTHE, alpha=0.2"]
+    assert (tmp_path / "alpha.png").exists()

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .engine.check import check_method as check_method
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
-    from .experiment.run import run as run
     from .methods import METHODS as METHODS
     from .methods.head_ensemble import head_ensemble as head_ensemble
     from .nets import NETS as NETS
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
     from .nets.net import Net as Net
     from .nets.net import PictureNet as PictureNet
     from .nets.wrap import wrap_module as wrap_module
+    from .progress.events import Round as Round
+    from .study.run import run as run
+    from .study.sweep import Sweep as Sweep
 
 __version__ = "0.1.0"
 
@@ -47,7 +49,9 @@ _HOMES = {
     "wrap_module": ".nets.wrap",
     "METHODS": ".methods",
     "head_ensemble": ".methods.head_ensemble",
-    "run": ".experiment.run",
+    "run": ".study.run",
+    "Round": ".progress.events",
+    "Sweep": ".study.sweep",
     "Results": ".experiment.results",
 }
 

@@ -15,7 +15,8 @@ from ..data.plan import Federation
 from ..data.pool import Dataset, Pool
 from ..errors import InputError
 from ..methods.base import Method
-from ..nets.make import make_net
+from ..nets import NETS
+from ..nets.make import find_defaults, make_net
 from ..nets.net import Net
 from ..text import clean
 from ..types import scale
@@ -28,7 +29,10 @@ def load(config: Config) -> Dataset:
 
 def settings_of(federation: Federation) -> dict[str, Any]:
     """The settings of a run on a federation that is there already, on its seed and others."""
-    told = federation.settings.describe() | {"seeds": [federation.settings.seed], "dataset": federation.pool.name}
+    told = federation.settings.describe() | {
+        "seeds": [federation.settings.seed],
+        "dataset": clean(federation.pool.name),
+    }
     del told["seed"]
     return told
 
@@ -73,10 +77,19 @@ def _without_augmentation(config: Config, name: str) -> Config:
     return replace(config, flip=False, crop=0)
 
 
-def pick_net(config: Config, pool: Pool) -> Net:
-    """The network that the config names, for samples as the pool has them."""
+def pick_net(config: Config, pool: Pool, given: Any = None) -> Net:
+    """The network that is given or that the config names, for samples as the pool has them."""
     moments = pool.moments if config.standardize else None
-    return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments)
+    return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments, given)
+
+
+def use_defaults(config: Config, net: Net) -> Config:
+    """Train a network that has no name as it asks for, where the config does not say how."""
+    asked = find_defaults(net)
+    if config.net in NETS or config.optimizer not in (None, asked.optimizer):
+        return config
+    keys = ("optimizer", "lr", "momentum", "weight_decay")
+    return replace(config, **{key: getattr(asked, key) for key in keys if getattr(config, key) is None})
 
 
 def take_samples(pool: Pool) -> Tensor:

@@ -90,9 +90,15 @@ class Results:
     earlier: Path | None = field(metadata={"read": _read_place})  # where results of other settings were moved to
     manifests: Mapping[int, str] = field(metadata={"read": _by_number})  # by seed: the hash of who holds which rows
     folder: Path = field(metadata={"read": Path})
+    shared: bool = field(default_factory=bool)  # whether trainings and answers are in the folder above, as in a sweep
     seconds: float
     config: Config
     environment: Mapping[str, Any]
+
+    @property
+    def store(self) -> Path:
+        """The folder of trainings, answers, samples and examples."""
+        return self.folder.parent if self.shared else self.folder
 
     @property
     def methods(self) -> list[str]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..foreign import explain
+from ..plugins import is_file_spec, load_object
 from ..text import find_nearest, quote
 from . import NETS
 from .net import Defaults as Defaults
@@ -57,14 +58,22 @@ def takes_width(name: str) -> bool:
     return "width" in getattr(NETS[name], "__dataclass_fields__", {})  # a plugin's need not be a dataclass
 
 
-def make_net(config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None) -> Net:
+def make_net(
+    config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None, given: Any = None
+) -> Net:
     """The network of the settings, for samples of a shape: (channels, size, size) for images.
 
-    With moments, it standardizes its images.
+    With moments, it standardizes its images. given: a network, its class or a function, in place of a name.
     """
-    check_net(config.net)
-    options = {"width": config.width} if takes_width(config.net) else {}
-    net = as_net(NETS[config.net], classes, shape, config.net, head_layers=config.head_layers, **options)
+    options = {}
+    if given is None and is_file_spec(config.net):
+        given = load_object(config.net)
+    if given is None:
+        check_net(config.net)
+        given, options = NETS[config.net], {"width": config.width} if takes_width(config.net) else {}
+    elif config.width != 1:
+        raise InputError(f"width has no effect on {config.net}; leave it out.")
+    net = as_net(given, classes, shape, config.net, head_layers=config.head_layers, **options)
     if moments is not None:
         if not isinstance(net, PictureNet):
             raise InputError(f"{config.net} cannot be standardized; leave standardize out, and scale in its forward.")

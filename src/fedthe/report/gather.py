@@ -18,6 +18,7 @@ from ..names import name_method, name_test
 from ..study.draw import describe_settings
 from ..study.reproduce import FREE, find_comparable, list_clients, list_unchecked, say_unchecked, time_samples
 from ..study.show import list_remarks
+from ..study.sweep import list_runs
 from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases
 from ..text import clean, hide_secrets
 from .cells import number_names
@@ -34,7 +35,7 @@ def gather(paths: Sequence[Path]) -> Page:
     shown: list[Shown] = []
     figures: list[Mapping[str, Any]] = []
     notes: list[str] = []
-    for path in paths:
+    for path in [run for given in paths for run in list_runs(given) or [given]]:
         if (path / "config.json").exists():
             results, left_out = read_run(path)
             run = show_results(results)
@@ -75,7 +76,7 @@ def show_results(results: Results) -> Shown:
     clients = list_clients(results)
     ms = time_samples(results)
     manifests = {seed: read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
-    losses = {key: read_losses(folder, key) for key in results.trainings}
+    losses = {key: read_losses(results.store, key) for key in results.trainings}
     examples = pick_examples(results, samples)
     return Shown(
         name=clean(config.name if config.out is None else folder.name),

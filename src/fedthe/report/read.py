@@ -130,18 +130,18 @@ def read_run(folder: Path) -> tuple[Results, list[str]]:
 def _check_names(results: Results) -> None:
     """File names must not lead out of the run's folder."""
     for name in (*results.answers, *results.trainings, results.examples["file"]):
-        if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
+        if not re.fullmatch(r"[\w.+=,() -]+", name) or name.startswith("."):
             raise Malformed(f"summary.json names the file {flatten(name, 40)!r}")
 
 
 def _check_rows(results: Results) -> None:
     """Rows must be consistent, match the settings, and appear once."""
-    config = results.config
+    config, known = results.config, results.config.specs
     places: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for i, row in enumerate(results.rows, 1):
         where = f"line {i} of results.jsonl"
         check(vars(row), _ROW, where)
-        if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.client_count:
+        if row.method not in known or row.seed not in config.seeds or row.client >= config.client_count:
             raise Malformed(f"{where} has a method, seed or client that config.json does not name")
         if row.right > row.samples or not math.isclose(row.accuracy, 100 * row.right / row.samples, abs_tol=1e-6):
             raise Malformed(f"{where} has {row.right} of {row.samples} correct, but accuracy {row.accuracy}")
@@ -204,9 +204,9 @@ def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
         rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
     found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
     for name in results.answers:
-        pair = _read_pair(results.folder / "answers" / f"{name}.json")
+        pair = _read_pair(results.store / "answers" / f"{name}.json")
         if pair in rows:
-            samples = records.read_samples(results.folder / "samples" / f"{name}.npz")
+            samples = records.read_samples(results.store / "samples" / f"{name}.npz")
             if all(_fits_row(name, samples, rows[pair]) for name in samples):
                 found[pair] = samples
     return found
@@ -241,7 +241,7 @@ def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> boo
 
 def read_examples(results: Results) -> dict[str, np.ndarray]:
     """Images [n, height, width, 1 or 3] by "test/client"; {} if the file is missing or damaged."""
-    images = records.read_samples(results.folder / "examples" / f"{results.examples['file']}.npz")
+    images = records.read_samples(results.store / "examples" / f"{results.examples['file']}.npz")
     return images if all(map(_are_images, images.values())) else {}
 
 

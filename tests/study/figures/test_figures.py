@@ -15,11 +15,11 @@ from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.engine.loop import Loop
 from fedthe.errors import Failed, InputError
-from fedthe.experiment.run import run
 from fedthe.experiment.training import deploy_all
 from fedthe.study.figures import FIGURES, draw_figure, features, find_figure, measure_figure, probing
 from fedthe.study.figures.curves import compare_speed, pick_rounds
 from fedthe.study.figures.interpolation import WEIGHTS
+from fedthe.study.run import run
 from fedthe.types import scale
 from helpers import count_loads
 
