@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from .sweep import Sweep, SweepRow
 
 MEAN = "mean over tests"
+LETTERS = 22  # of a line beside a panel
 LOG_FROM = 8  # times the smallest value, from where on an axis is logarithmic
 
 
 def draw_sweep(sweep: Sweep, path: Path) -> None:
     tests = {test: clean(sweep.names.get(test) or name_test(test), 40) for test in sweep.tests}
     measured = {
-        "title": f"Accuracy by {' and '.join(sweep.keys)}",
+        "title": f"Accuracy by {', '.join(sweep.keys)}",
         "config": sweep.plan.config.as_dict(),
         "tests": tests | ({MEAN: MEAN} if len(tests) > 1 else {}),
     }
@@ -42,6 +44,11 @@ def _head(panel: Axes, measured: Mapping[str, Any], test: str, grid: bool = True
         panel.title.set_color("#222222")
 
 
+def _count_columns(panels: int) -> int:
+    """As few panels as possible missing in the last row."""
+    return min((4, 3, 2), key=lambda columns: (-panels % columns, -columns)) if panels > 3 else panels
+
+
 def _score(row: SweepRow, test: str) -> tuple[float, float | None] | None:
     if test == MEAN:
         return row.mean, None
@@ -54,7 +61,7 @@ def _draw_lines(sweep: Sweep, measured: Mapping[str, Any], path: Path) -> None:
     values = _order([row.values[key] for row in sweep.rows if key in row.values])
     places, is_log = _place(values)
     looks = look_up(dict.fromkeys(row.method for row in sweep.rows))
-    figure, axes = make_panels(len(measured["tests"]), columns=4 if len(measured["tests"]) > 6 else 3)
+    figure, axes = make_panels(len(measured["tests"]), columns=_count_columns(len(measured["tests"])))
     for panel, test in zip(axes, measured["tests"], strict=True):
         for marker, (method, (name, colour)) in zip(MARKERS * len(looks), looks.items(), strict=False):
             rows = [row for row in sweep.rows if row.method == method and _score(row, test)]
@@ -65,7 +72,9 @@ def _draw_lines(sweep: Sweep, measured: Mapping[str, Any], path: Path) -> None:
             known = [value for value in values if value in at]
             x, means = [places[values.index(value)] for value in known], [at[value][0] for value in known]
             spread = [at[value][1] or 0.0 for value in known]
-            panel.errorbar(x, means, spread, color=colour, marker=marker, ms=4.5, lw=1.6, capsize=2, label=name)
+            style = "-" if _are_numbers(values) else ":"  # there is nothing between words
+            how: dict[str, Any] = {"color": colour, "ls": style, "marker": marker, "ms": 4.5, "lw": 1.6, "capsize": 2}
+            panel.errorbar(x, means, spread, label=name, **how)
         if is_log:
             panel.set_xscale("log")
         panel.set_xticks(places, [say_plain(value) for value in values], parse_math=False)
@@ -98,8 +107,9 @@ def _draw_maps(sweep: Sweep, measured: Mapping[str, Any], path: Path) -> None:
                 _head(panel, measured, test, grid=False)
             if t == 0:
                 fixed = ", ".join(f"{key}={say_plain(value)}" for key, value in zip(others, group[1:], strict=True))
-                title = f"{clean(name_method(group[0]), 40)}{f', {fixed}' if fixed else ''}"
-                panel.set_ylabel(f"{title}\n{down}" if _varies(rows, down) else title, parse_math=False)
+                title = f"{clean(name_method(group[0]), 60)}{f', {fixed}' if fixed else ''}"
+                lines = [*textwrap.wrap(title, LETTERS), *([down] if _varies(rows, down) else [])]
+                panel.set_ylabel("\n".join(lines), parse_math=False)
     note = "accuracy (%); each column has its own colour scale"
     finish(figure, measured, path, note, without=sweep.keys)
 
