@@ -52,22 +52,27 @@ def check_net(name: str) -> None:
         raise InputError(f"there is no network {name!r}; {find_nearest(name, NETS)}")
 
 
-def takes_width(name: str) -> bool:
-    """Whether a network has a width."""
-    return "width" in getattr(NETS[name], "__dataclass_fields__", {})  # a plugin's need not be a dataclass
+def takes_width(net: Any) -> bool:
+    """Whether a network, given or by name, has a width."""
+    made = NETS[net] if isinstance(net, str) else net
+    return "width" in getattr(made, "__dataclass_fields__", {})  # a plugin's need not be a dataclass
 
 
-def make_net(config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None) -> Net:
-    """The network of the settings, for samples of a shape: (channels, size, size) for images.
+def make_net(
+    config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None, given: Any = None
+) -> Net:
+    """The network of the settings, or of what is given, for samples of a shape: (channels, size, size) for images.
 
     With moments, it standardizes its images.
     """
-    check_net(config.net)
-    options = {"width": config.width} if takes_width(config.net) else {}
-    net = as_net(NETS[config.net], classes, shape, config.net, head_layers=config.head_layers, **options)
+    if given is None:
+        check_net(config.net)
+    value, name = (NETS[config.net], config.net) if given is None else (given, None)
+    options = {"width": config.width} if takes_width(value) else {}
+    net = as_net(value, classes, shape, name, head_layers=config.head_layers, **options)
     if moments is not None:
         if not isinstance(net, PictureNet):
-            raise InputError(f"{config.net} cannot be standardized; leave standardize out, and scale in its forward.")
+            raise InputError(f"{type(net).__name__} cannot standardize its samples; leave standardize out.")
         net = standardize(net, *moments)
     return net if config.init is None else start_from_file(net, config.init)
 
@@ -80,23 +85,32 @@ def as_net(value: Any, classes: int, shape: Sequence[int], name: str | None = No
     """
     name, shape = name or getattr(value, "__name__", type(value).__name__), tuple(shape)
     if isinstance(value, type) and issubclass(value, PictureNet):
-        if len(shape) != 3 or shape[1] != shape[2]:
+        if len(shape) != 3:
             raise InputError(
-                f"{name} takes square images, but a sample has the shape {list(shape)}; "
-                f"bring a network for it: net=FILE.py:NAME, or fedthe.wrap_module."
+                f"{name} is for pictures, but a sample has the shape {list(shape)}; "
+                f"bring a network for it: net=FILE.py:NAME, or fedthe.run(net=fedthe.wrap_module(...))."
+            )
+        if shape[1] != shape[2]:
+            raise InputError(
+                f"{name} needs square images, not {shape[1]} x {shape[2]}; set square=crop or square=pad, or bring a "
+                f"network of your own."
             )
         net: Any = value(classes, *shape[:2], **options)
     elif options.get("head_layers", 1) != 1:
         raise InputError(f"{name} has a head of its own; leave head_layers out.")
-    elif isinstance(value, Net | nn.Module) or not callable(value):
+    elif isinstance(value, Net | nn.Module) or not callable(value) or _is_module_class(value):
         net = value
     else:
         with explain(f"{name} cannot be made for {classes} classes and samples of shape {list(shape)}"):
             net = value(classes, shape)
-    if isinstance(net, nn.Module):
+    if isinstance(net, nn.Module) or _is_module_class(net):
         raise InputError(f"{name} is a torch module; make it a network with fedthe.wrap_module(module, head=NAME).")
     if not isinstance(net, Net):
         raise InputError(f"{name} is no network, but {quote(net)}; give a fedthe.Net, its class, or a function.")
     if net.classes != classes:
         raise InputError(f"{name} tells {net.classes} classes apart, but the data has {classes}.")
     return net
+
+
+def _is_module_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
