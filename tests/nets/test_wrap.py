@@ -123,7 +123,7 @@ def make_shards(x, y):
 
 
 def train(method, run, settings, engine):
-    begun = start(method.training, len(run.shards), run.seed)
+    begun = start(method.training, len(run.shards), run.seed, engine.device)
     ((reached,),) = train_together([method.training], [run], settings, [[begun]], engine)
     return reached
 
@@ -146,6 +146,20 @@ def test_loop_and_stack_train_alike(name):
         assert np.array_equal(alone.classes, together.classes)
         for column in alone.info:
             assert np.abs(alone.info[column] - together.info[column]).max() < 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_case
+def test_a_gpu_trains_like_the_loop(name, dtype):
+    net, _, x, y = case(name)
+    method, shards = compose(net, METHODS["fedthe"]), make_shards(x, y)
+    settings = Training(2, local_epochs=1, batch=4, flip=False, crop=0, optimizer=Optimizer(lr=0.01))
+    there = [Shard(*(part.cuda() for part in shard)) for shard in shards]
+    one = train(method, Run(0, shards), settings, Loop())
+    two = train(method, Run(0, there), settings, Stack("cuda", dtype))
+    reached = tree.map_leaves(torch.Tensor.cpu, two.server.shared)
+    assert difference(one.server.shared, reached) < (1e-4 if dtype == torch.float32 else 2e-2)
 
 
 @cache
