@@ -98,8 +98,8 @@ def test_a_function_or_a_class_makes_a_network_for_any_shape(monkeypatch):
 @pytest.mark.parametrize(
     ("value", "shape", "says"),
     [
-        (CNN, (12,), r"CNN is for pictures, but a sample has the shape \[12\]; bring a network.*fedthe.wrap_module"),
-        (CNN, (3, 20, 16), r"CNN needs square images, not 20 x 16; set square=crop or square=pad"),
+        (CNN, (12,), r"CNN takes square images, but a sample has the shape \[12\]; bring a network.*wrap_module"),
+        (CNN, (3, 20, 16), r"a sample has the shape \[3, 20, 16\]; set square=crop or square=pad, or bring"),
         (MLP(), (12,), "MLP is a torch module; make it a network with fedthe.wrap_module"),
         (MLP, (12,), "MLP is a torch module; make it a network with fedthe.wrap_module"),
         (lambda classes, shape: MLP(), (12,), "is a torch module; make it a network"),

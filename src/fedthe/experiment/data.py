@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..config import Config
 from ..data import load_dataset
@@ -19,8 +20,6 @@ from ..nets.make import find_defaults, make_net
 from ..nets.net import Net
 from ..text import clean
 from ..types import scale
-
-SAMPLES = 3  # that a network is checked on
 
 
 def load(config: Config) -> Dataset:
@@ -75,13 +74,15 @@ def _without_augmentation(config: Config, name: str) -> Config:
     return replace(config, flip=False, crop=0)
 
 
-def pick_net(config: Config, pool: Pool, net: Any = None, stacked: bool = False) -> Net:
-    """The network that the config names, or `net`, for samples as the pool has them, and checked on some of them."""
-    x = scale(torch.from_numpy(pool.x[np.linspace(0, len(pool.x) - 1, min(len(pool.x), SAMPLES)).astype(int)]))
+def pick_net(config: Config, pool: Pool, net: Any = None) -> Net:
+    """The network that the config names, or `net`, for samples as the pool has them."""
     moments = pool.moments if config.standardize else None
-    made = make_net(config, len(pool.classes), x.shape[1:], moments, net)
-    made.check(x, stacked)
-    return made
+    return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments, net)
+
+
+def take_samples(pool: Pool) -> Tensor:
+    """A few samples, as networks take them; not the first ones alone, which may be of one class or even equal."""
+    return scale(torch.from_numpy(pool.x[np.unique([0, len(pool.x) // 2, len(pool.x) - 1])]))
 
 
 def fit_to_net(config: Config, net: Net) -> Config:

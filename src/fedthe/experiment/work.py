@@ -40,7 +40,7 @@ from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
-from .data import check_methods, fit_to_data, fit_to_net, load, pick_net
+from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_samples
 from .results import NO_EXAMPLES, ClientScore
 
 T = TypeVar("T")
@@ -296,7 +296,8 @@ def prepare(
     find_parts(config)  # refuses bad ones before any data is loaded
     dataset = dataset or load(config)
     config = fit_to_data(config, dataset)
-    made = pick_net(config, dataset.pool, net, stacked=isinstance(engine, Stack))
+    made = pick_net(config, dataset.pool, net)
+    made.check(take_samples(dataset.pool), stacked=isinstance(engine, Stack))
     config = config if net is None else fit_to_net(config, made)
     methods = make_methods(config, made)
     check_methods(methods, dataset.pool)

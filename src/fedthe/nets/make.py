@@ -85,15 +85,11 @@ def as_net(value: Any, classes: int, shape: Sequence[int], name: str | None = No
     """
     name, shape = name or getattr(value, "__name__", type(value).__name__), tuple(shape)
     if isinstance(value, type) and issubclass(value, PictureNet):
-        if len(shape) != 3:
+        if len(shape) != 3 or shape[1] != shape[2]:
+            square = "set square=crop or square=pad, or " if len(shape) == 3 else ""
             raise InputError(
-                f"{name} is for pictures, but a sample has the shape {list(shape)}; "
-                f"bring a network for it: net=FILE.py:NAME, or fedthe.run(net=fedthe.wrap_module(...))."
-            )
-        if shape[1] != shape[2]:
-            raise InputError(
-                f"{name} needs square images, not {shape[1]} x {shape[2]}; set square=crop or square=pad, or bring a "
-                f"network of your own."
+                f"{name} takes square images, but a sample has the shape {list(shape)}; {square}"
+                "bring a network for it: net=FILE.py:NAME, or fedthe.wrap_module."
             )
         net: Any = value(classes, *shape[:2], **options)
     elif options.get("head_layers", 1) != 1:
