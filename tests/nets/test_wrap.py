@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import fedthe
 from fedthe import tree
+from fedthe.config import make_config
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.engine.fit import Optimizer
@@ -21,6 +22,9 @@ from fedthe.engine.shards import Shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy_some, start, train_together
 from fedthe.engine.visit import Question, Run, Training
+from fedthe.errors import InputError
+from fedthe.experiment.run import run_prepared
+from fedthe.experiment.work import prepare
 from fedthe.methods import METHODS, compose
 from fedthe.methods.compose import describe
 from fedthe.nets.wrap import wrap_module
@@ -193,6 +197,36 @@ def test_fedrod_starts_as_the_generic_model_with_a_bias_too():
     params, x = net.init(0), draw_features()
     mine = params | method.start(params).mine["personal"]
     assert torch.equal(method.logits(mine, x), net.logits(params, x))
+
+
+def test_a_run_files_a_module_by_its_content(data, tmp_path):
+    small = {
+        "dataset": data,
+        "size": 16,
+        "clients": 2,
+        "rounds": 1,
+        "local_epochs": 1,
+        "methods": ["fedavg"],
+        "crop": 0,
+    }
+    config = make_config(small | {"samples": 4, "tests": ["original"], "out": str(tmp_path / "run"), "threads": 2})
+
+    def run(net):
+        return run_prepared(*prepare(config, None, net))
+
+    def make(seed):
+        return wrap_module(seeded(MLP, seed=seed, inputs=768))
+
+    results, again, other = run(make(0)), run(make(0)), run(make(1))
+    assert not results.failures
+    assert again.reused == 1
+    assert again.trainings.keys() == results.trainings.keys()
+    assert other.reused == 0
+    assert other.trainings.keys().isdisjoint(results.trainings)
+    with pytest.raises(InputError, match=r"MLP cannot take a batch of shape \[3, 3, 16, 16\] in float32"):
+        run(wrap_module(MLP))
+    with pytest.raises(InputError, match="tells 7 classes apart, but the data has 3"):
+        run(wrap_module(lambda: MLP(768, classes=7)))
 
 
 # what seeds start from
