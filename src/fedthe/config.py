@@ -160,11 +160,9 @@ class Config:
         return self.settings(self.seeds[0]).clients
 
     def settings(self, seed: int) -> Settings:
-        names = (
-            *("clients", "dirichlet", "partition", "severity", "frost", "train_fraction", "test_fraction"),
-            *("shards", "feature_shift", "feature_severity"),
-        )
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        names = "clients dirichlet partition shards feature_shift feature_severity severity frost"
+        names += " train_fraction test_fraction"
+        given = {name: value for name in names.split() if (value := getattr(self, name)) is not None}
         return Settings(**given, seed=seed)
 
     def as_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 from fedthe.data.plan import Settings, build
 from fedthe.errors import InputError
 from fedthe.methods.make import make_methods
+from fedthe.nets.make import make_net
 from fedthe.study.show import lay_out
 from fedthe.study.tables import AVERAGE, fill_table, find_table, load_tables, method_of, plan_cases
 
@@ -14,7 +15,7 @@ def test_all_37_tables_are_there_and_can_be_planned():
     assert len(load_tables()) == 37
     for table in load_tables().values():
         for case in plan_cases(table):
-            make_methods(case.config, 10, 3, 32)  # every row is a method
+            make_methods(case.config, make_net(case.config, 10, (3, 32, 32)))  # every row is a method
             assert case.config.seeds == (0, 1, 2)
             assert case.config.dirichlet == table.setting["dirichlet"]
             assert case.config.clients == table.setting["clients"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from ..data.plan import Federation
 from ..data.pool import Dataset, Pool
 from ..errors import InputError
 from ..methods.base import Method
-from ..nets import NETS
 from ..nets.make import find_defaults, make_net
 from ..nets.net import Net
 from ..text import clean
@@ -83,18 +83,18 @@ def pick_net(config: Config, pool: Pool, given: Any = None) -> Net:
     return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments, given)
 
 
-def use_defaults(config: Config, net: Net) -> Config:
-    """Train a network that has no name as it asks for, where the config does not say how."""
-    asked = find_defaults(net)
-    if config.net in NETS or config.optimizer not in (None, asked.optimizer):
-        return config
-    keys = ("optimizer", "lr", "momentum", "weight_decay")
-    return replace(config, **{key: getattr(asked, key) for key in keys if getattr(config, key) is None})
-
-
 def take_samples(pool: Pool) -> Tensor:
-    """Two samples, as networks take them."""
-    return scale(torch.from_numpy(pool.x[:2]))
+    """A few samples, as networks take them; not the first ones alone, which may be of one class or even equal."""
+    return scale(torch.from_numpy(pool.x[np.unique([0, len(pool.x) // 2, len(pool.x) - 1])]))
+
+
+def fit_to_net(config: Config, net: Net) -> Config:
+    """The config with the training settings of a network that has no name to look them up by."""
+    asked = find_defaults(net)
+    if config.optimizer not in (None, asked.optimizer):
+        return config
+    left = [name for name in ("lr", "momentum", "weight_decay") if getattr(config, name) is None]
+    return replace(config, optimizer=asked.optimizer, **{name: getattr(asked, name) for name in left})
 
 
 def check_methods(methods: Mapping[str, Method], pool: Pool) -> None:

@@ -34,13 +34,14 @@ from ..fingerprint import fingerprint
 from ..methods.base import Method
 from ..methods.compose import describe
 from ..methods.make import Recipes, find_parts, make_methods
+from ..nets import NETS
 from ..parallel import one_thread_of_torch
 from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
 from .checkpoint import Checkpoint
-from .data import check_methods, fit_to_data, load, pick_net, take_samples, use_defaults
+from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_samples
 from .results import NO_EXAMPLES, ClientScore
 
 T = TypeVar("T")
@@ -285,7 +286,7 @@ def prepare(
     dataset = dataset or load(config)
     config = fit_to_data(config, dataset)
     made = pick_net(config, dataset.pool, net)
-    config = use_defaults(config, made)
+    config = config if config.net in NETS else fit_to_net(config, made)
     made.check(take_samples(dataset.pool), stacked=isinstance(engine, Stack))
     methods = make_methods(config, made, recipes)
     check_methods(methods, dataset.pool)

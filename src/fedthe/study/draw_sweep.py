@@ -29,7 +29,7 @@ def draw_sweep(sweep: Sweep, path: Path) -> None:
     tests = {test: clean(sweep.names.get(test) or name_test(test), 40) for test in sweep.tests}
     measured = {
         "title": f"Accuracy by {', '.join(sweep.keys)}",
-        "config": sweep.plan.config.as_dict(),
+        "config": next(iter(sweep.runs.values())).config.as_dict(),
         "tests": tests | ({MEAN: MEAN} if len(tests) > 1 else {}),
     }
     if len(sweep.keys) == 1:
