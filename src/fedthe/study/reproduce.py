@@ -11,6 +11,7 @@ from ..data import load_dataset
 from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
+from ..experiment.tables import list_clients
 from ..experiment.work import prepare
 from ..text import flatten
 from .tables import AVERAGE, Table, TableCase, fill_table, plan_cases
@@ -112,20 +113,10 @@ def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
         "notes": list(results.notes),
         "failures": dict(results.failures),
         "trainings": [dict(training) for training in results.trainings.values()],
-        "clients": list_clients(results),
+        "clients": list_clients(results.rows),
         "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
     }
-
-
-def list_clients(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
-    """Accuracy of client 0, 1, ... by method, test and seed; None if a client lacks the test."""
-    clients = 1 + max((row.client for row in results.rows), default=-1)
-    listed: dict[str, dict[str, dict[str, list[float | None]]]] = {}
-    for row in results.rows:
-        seeds = listed.setdefault(row.method, {}).setdefault(row.test, {})
-        seeds.setdefault(str(row.seed), [None] * clients)[row.client] = round(row.accuracy, 3)
-    return listed
 
 
 def time_samples(results: Results) -> dict[str, float]:
