@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .config import Config as Config
     from .data import DATASETS as DATASETS
     from .data import load_dataset as load_dataset
     from .data.plan import Federation as Federation
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
     from .data.pool import Pool as Pool
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
+    from .experiment.results import read_results as read_results
     from .experiment.run import run as run
     from .methods import METHODS as METHODS
+    from .methods.base import Method as Method
+    from .methods.base import Personal as Personal
+    from .methods.base import Rounds as Rounds
     from .methods.head_ensemble import head_ensemble as head_ensemble
+    from .methods.predictor import Predictor as Predictor
     from .nets import NETS as NETS
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Config": ".config",
     "DATASETS": ".data",
     "load_dataset": ".data",
     "Federation": ".data.plan",
@@ -36,9 +43,14 @@ _HOMES = {
     "InputError": ".errors",
     "NETS": ".nets",
     "METHODS": ".methods",
+    "Method": ".methods.base",
+    "Personal": ".methods.base",
+    "Rounds": ".methods.base",
+    "Predictor": ".methods.predictor",
     "head_ensemble": ".methods.head_ensemble",
     "run": ".experiment.run",
     "Results": ".experiment.results",
+    "read_results": ".experiment.results",
 }
 
 __all__ = list(_HOMES)

@@ -2,8 +2,8 @@
 
 Differences between two methods are paired by client and seed. Their interval is a hierarchical bootstrap (Davison &
 Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8): draw seeds with replacement, then the clients of
-each drawn seed. The draws of few pairs spread too little, so they are widened as Student's t is wider than the normal
-distribution (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015).
+each drawn seed. The draws of few seeds or clients spread too little, so they are widened as Student's t is wider than
+the normal distribution (Hesterberg, "What Teachers Should Know About the Bootstrap", 2015).
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def pair_averages(a: ByTest, b: ByTest, tests: Iterable[str]) -> list[np.ndarray
     """The same for the average over tests, as `average_tests` gives it; without seeds that lack a test."""
     found = []
     tests = list(tests)
-    for seed in a[tests[0]]:
-        columns = [(a[test].get(seed, ()), b.get(test, {}).get(seed, ())) for test in tests]
+    for seed in a.get(tests[0], {}) if tests else ():
+        columns = [(a.get(test, {}).get(seed, ()), b.get(test, {}).get(seed, ())) for test in tests]
         clients = max(len(column) for pair in columns for column in pair)
         values = np.full((2, clients, len(tests)), np.nan)
         for t, column in enumerate(columns):
@@ -118,11 +118,10 @@ def bootstrap(seeds: Sequence[np.ndarray]) -> Interval:
     """
     mean = float(np.mean([each.mean() for each in seeds]))
     sizes = tuple(len(each) for each in seeds)
-    pairs = sum(sizes)
-    if pairs < 2:
+    if sum(sizes) < 2:
         return Interval(mean, None, None, None)
     values = np.concatenate(seeds)
-    drawn = mean + widen(pairs) * (draw_weights(sizes) @ (values - mean))
+    drawn = mean + widen(seeds) * (draw_weights(sizes) @ (values - mean))
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail])
     rounding = 1e-9 * max(1.0, float(np.abs(values).max()))  # draws of equal differences are equal but for it
@@ -131,12 +130,25 @@ def bootstrap(seeds: Sequence[np.ndarray]) -> Interval:
     return Interval(mean, float(low), float(high), p)
 
 
-def widen(pairs: int) -> float:
-    """How much wider than a bootstrap's the interval of a mean is: n / (n - 1) of the variance, and Student's t."""
+def widen(seeds: Sequence[np.ndarray]) -> float:
+    """How much wider than a bootstrap's the interval of the mean is: n / (n - 1) of the variance, and Student's t."""
     from scipy.special import ndtri, stdtrit
 
-    upper = (1 + LEVEL) / 2
-    return float((pairs / (pairs - 1)) ** 0.5 * stdtrit(pairs - 1, upper) / ndtri(upper))
+    degrees, upper = count_degrees(seeds), (1 + LEVEL) / 2
+    return float(((degrees + 1) / degrees) ** 0.5 * stdtrit(degrees, upper) / ndtri(upper))
+
+
+def count_degrees(seeds: Sequence[np.ndarray]) -> float:
+    """Degrees of freedom of the mean's variance (Satterthwaite 1946): as many as clients where seeds differ only as
+    their clients do, and as few as seeds where they differ by more."""
+    pairs = sum(map(len, seeds))
+    several = [each for each in seeds if len(each) > 1]
+    if len(seeds) == 1 or pairs == len(seeds):
+        return pairs - 1
+    between = float(np.var([each.mean() for each in seeds], ddof=1))
+    within = float(np.mean([each.var(ddof=1) / len(each) for each in several]))  # what clients alone would give
+    share = max(0.0, 1 - within / between) if between > 0 else 0.0
+    return float(1 / (share**2 / (len(seeds) - 1) + (1 - share) ** 2 / (pairs - len(seeds))))
 
 
 @lru_cache(maxsize=4)

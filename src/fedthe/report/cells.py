@@ -41,7 +41,10 @@ def list_seeds(shown: Shown, method: str) -> dict[str, dict[str, Percents]]:
 
 def find_leaders(shown: Shown) -> dict[str, str | None]:
     """By test, and under AVERAGE for the average: the method whose lead over the best other has an interval above 0."""
-    seeds = {method: list_seeds(shown, method) for method in shown.scores}
+    seeds = {
+        method: {test: of for test, of in list_seeds(shown, method).items() if test in scores}
+        for method, scores in shown.scores.items()
+    }
     leaders = {test: find_leader({m: of[test] for m, of in seeds.items() if test in of}) for test in shown.tests}
     return {**leaders, AVERAGE: find_average_leader(seeds, list(shown.tests))}
 

@@ -19,7 +19,8 @@ from .. import records, store
 from ..config import make_config
 from ..errors import InputError
 from ..experiment.results import Results, read_results
-from ..study.reproduce import FORMAT
+from ..study.figures.base import restate_figure
+from ..study.reproduce import FORMAT, restate_deviations
 from ..study.tables import find_table, method_of
 from ..text import flatten, hide_secrets
 from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Malformed, Maybe, Number, check
@@ -253,7 +254,7 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
                     _check_mean(cells[column], case["clients"].get(method_of(row), {}).get(test), f"{row}.{column}")
     if len({tuple(case["config"]["seeds"]) for case in record["cases"]}) > 1:
         raise Malformed("its cases have different seeds")
-    return record
+    return restate_deviations(record)
 
 
 def _check_mean(cell: Sequence[float | None], seeds: Mapping[str, Sequence[float | None]] | None, where: str) -> None:
@@ -268,7 +269,7 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
     shape = next((shape for start, shape in DRAWN.items() if figure["id"].startswith(start)), None)
     if shape is None:
         return {**figure, "data": None}
-    data = check(value["data"], shape, "data")
+    data = restate_figure({**value, "data": check(value["data"], shape, "data")})["data"]
     if len(figure["config"]["seeds"]) == 1:  # older records have 0 for a single seed
         for name in ("shared", "best", "fedthe", "curves"):
             for series in _list_series(data.get(name, {})):

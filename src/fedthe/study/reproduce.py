@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .. import store
@@ -12,9 +13,10 @@ from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
 from ..experiment.tables import list_clients
+from ..statistics import deviation
 from ..experiment.work import prepare
 from ..text import flatten
-from .tables import AVERAGE, Table, TableCase, fill_table, plan_cases
+from .tables import AVERAGE, Table, TableCase, fill_table, method_of, plan_cases
 
 FORMAT = 1
 # The paper's datasets and natural shifts, as our loaders name them. Numbers on others are not compared.
@@ -52,6 +54,7 @@ def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict
         "unchecked": list_unchecked(done[0][1]),
         "changed": list_changes(table, done),
         "rows": {row: {column: [*cell] for column, cell in cells.items()} for row, cells in rows.items()},
+        "ddof": 1,  # standard deviations are with n - 1; records without this line have them with n
         "cases": [describe_case(case, results) for case, results in done],
         "environment": dict(done[0][1].environment),
     }
@@ -65,7 +68,20 @@ def read_record(table: Table, folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} does not exist; run `fedthe table {table.id} --save {folder}`.")
     if (record.get("id"), record.get("format")) != (table.id, FORMAT):
         raise InputError(f"{path} is not a record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
-    return record
+    return restate_deviations(record)
+
+
+def restate_deviations(record: dict[str, Any]) -> dict[str, Any]:
+    """A record whose standard deviations over seeds are with n - 1, from its clients; earlier ones have them with n."""
+    rows = {row: dict(cells) for row, cells in record["rows"].items()}
+    for case in record["cases"]:
+        for column, test in case["columns"].items():
+            for row, cells in rows.items():
+                seeds = case["clients"].get(method_of(row), {}).get(test)
+                if column in cells and seeds:
+                    means = [fmean(each for each in percents if each is not None) for percents in seeds.values()]
+                    cells[column] = [cells[column][0], deviation(means)]
+    return record | {"rows": rows}
 
 
 def find_comparable(table: Table, done: Sequence[tuple[TableCase, Results]], columns: Sequence[str]) -> list[str]:

@@ -147,7 +147,7 @@ def _write_cell(cell: NumberCell, bold: bool) -> str:
     values = {kind: cell.get(kind) for kind in ("mean", "worst")}
     sorts = "".join(f' data-{kind}="{value:.6g}"' for kind, value in values.items() if cells.is_known(value))
     number, *rest = cell.said.split(" ± ")
-    mean = " ± ".join([f"<b>{number}</b>" if bold else number, *rest])
+    mean = " ± ".join([f"<b>{number}</b>" if bold and cell != NOTHING else number, *rest])
     mean += f"<small>{cell.small}</small>" if cell.small else ""
     if cell.worst is None:
         return f"<td{sorts}>{mean}</td>"

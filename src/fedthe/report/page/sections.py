@@ -42,7 +42,7 @@ def _list_charts(page: Page) -> Iterator[Section]:
         body = f'{of_run}<p class="what">{what}</p>\n<div class="drawn"></div>'
         return Section(id, name, frame(id, title, body, "needs-script"))
 
-    if any(len(shown.scores) > 1 for shown in runs):
+    if any(len(shown.scores) > 1 and shown.clients for shown in runs):
         yield make(
             "comparison",
             "Comparison",
