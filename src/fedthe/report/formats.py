@@ -153,7 +153,7 @@ def _lay_out_leads(shown: Shown) -> Block:
 
     rows = [(name, [say(method, test) for test in shown.tests]) for method, name in shown.methods.items()]
     how = explain_differences(0, len(shown.seeds)).partition(" p: ")[0]
-    return Block(LEADS, f"In brackets, the 95 % interval. {how}", _mark_tests(shown), rows)
+    return Block(LEADS, f"The difference, and its 95 % interval. {how}", _mark_tests(shown), rows)
 
 
 def _lay_out_field(shown: Shown, field: str, title: str, about: str, digits: int = 1) -> Block:

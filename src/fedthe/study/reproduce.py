@@ -13,8 +13,8 @@ from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
 from ..experiment.tables import list_clients
-from ..statistics import deviation
 from ..experiment.work import prepare
+from ..statistics import deviation
 from ..text import flatten
 from .tables import AVERAGE, Table, TableCase, fill_table, method_of, plan_cases
 

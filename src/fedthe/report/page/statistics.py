@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..data import Shown
-from ..formats import MAIN, Block, lay_out
+from ..formats import LEADS, MAIN, NOTHING, Block, TextCell, lay_out
 from .markup import escape, fold, frame
 
 
@@ -14,20 +14,28 @@ def show_statistics(runs: Sequence[Shown]) -> str:
     parts = []
     for shown in runs:
         blocks = [block for block in lay_out(shown) if block.title not in MAIN]
-        tables = "".join(map(_write_block, blocks))
+        tables = "".join(
+            f"<h3>{LEADS}</h3>{_write_block(block)}" if block.title == LEADS else fold(block.title, _write_block(block))
+            for block in blocks
+        )
         if tables:
             parts.append(fold(escape(shown.name), tables) if len(runs) > 1 else tables)
     return frame("statistics", "Statistics", "\n".join(parts)) if parts else ""
 
 
+def _write_cell(cell: TextCell) -> str:
+    """What is in brackets goes below the number."""
+    number, _, more = cell.text.partition(" (")
+    small = f"<small>{more.removesuffix(')')}</small>" if more else ""
+    return f"<td>{number}{small}</td>" if cell == NOTHING else f"<td>{number}{small}</td>".replace("-", "−")
+
+
 def _write_block(block: Block) -> str:
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in block.head.values())
     rows = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell.text)}</td>" for cell in row)}</tr>'
-        for name, row in block.rows
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_write_cell, row))}</tr>' for name, row in block.rows
     )
     return (
-        f"<h3>{escape(block.title)}</h3>"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}"><table>'
         f"<caption><span>{escape(block.about)}</span></caption>"
         f'<thead><tr><th scope="col">method</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'

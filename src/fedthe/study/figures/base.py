@@ -43,7 +43,7 @@ class Figure:
 
 
 def average(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
-    """By test: the mean over clients, then its mean and standard deviation (n - 1) over seeds, None for a single one."""
+    """By test: the mean over clients, then its mean and standard deviation (n - 1) over seeds; None for one."""
     cells: dict[str, dict[int, list[Any]]] = {}
     for test, seed, value in found:
         cells.setdefault(test, {}).setdefault(seed, []).append(value)
