@@ -146,7 +146,7 @@ def _note_missing(
     if missing:
         notes.append(
             f"No per-sample data of {'; '.join(missing)}: files in answers or samples are missing, damaged or of an "
-            "earlier version. Delete the folder samples and run the same command again, which trains nothing."
+            "earlier version. Run the same command again, which trains nothing."
         )
     elif samples and not examples:
         notes.append(f"There are no examples: examples/{results.examples['file']}.npz is missing or damaged.")
