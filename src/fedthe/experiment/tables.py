@@ -50,9 +50,13 @@ def average_nll(rows: Iterable[ClientScore]) -> Means:
 
 
 def find_calibration_errors(samples: Mapping[tuple[str, int], Samples]) -> Means:
-    """The expected calibration error in percent, over all samples of a test; from samples by method and seed."""
+    """The expected calibration error in percent, over all samples of a test; from samples by method and seed.
+
+    A method that lacks the samples of a seed is left out: a mean over the other seeds would be another number.
+    """
     found: dict[str, dict[str, list[float]]] = {}
-    for (method, _), kept in samples.items():
+    missing = {who for (who, _), kept in samples.items() if not any(n.endswith("/probability") for n in kept)}
+    for method, kept in ((method, kept) for (method, _), kept in samples.items() if method not in missing):
         tests: dict[str, list[str]] = {}
         for name in kept:
             test, client, column = name.rsplit("/", 2)
