@@ -167,12 +167,22 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     """A table of the paper from its record; with `results`, the run of its only case, all that the run knows."""
     table, cases = find_table(record["id"]), record["cases"]
     clients: dict[str, dict[str, Any]] = {}
+    more: dict[str, dict[str, dict[str, float]]] = {}
+    short: dict[str, str] = {}
     for case in cases:
+        # each severity is a column; otherwise all tests are, not only the paper's columns
+        every = dict.fromkeys(test for tests in case["clients"].values() for test in tests)
+        columns = case["columns"] if len(cases) > 1 else {test: test for test in every}
+
+        def pick(tests: Mapping[str, Any], columns: Mapping[str, str] = columns) -> dict[str, Any]:
+            return {column: tests[test] for column, test in columns.items() if test in tests}
+
         for method, tests in case["clients"].items():
-            # each severity is a column; otherwise all tests are, not only the paper's columns
-            columns = case["columns"] if len(cases) > 1 else {test: test for test in tests}
-            mine = {column: tests[test] for column, test in columns.items() if test in tests}
-            clients.setdefault(method, {}).update(mine)
+            clients.setdefault(method, {}).update(pick(tests))
+        for name, table_of in case.get("statistics", {}).items():
+            for method, tests in table_of.items():
+                more.setdefault(name, {}).setdefault(method, {}).update(pick(tests))
+        short |= pick(case.get("short", {}))
     first = cases[0]
     config = make_config(first["config"])
     titles = {method_of(row): row for row in record["rows"] if row.startswith("(")}  # of ablations
@@ -184,7 +194,8 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
         methods={method: titles.get(method) or name_method(method) for method in methods},
         tests=_name_tests(tests, record["names"]),
         seeds=list(config.seeds),
-        scores=_score(clients),
+        scores=_score(clients, more),
+        short=short,
         costs={method: Cost(ms) for method, ms in first["ms_per_sample"].items()},
         paper=_take_paper(table, record["compared"], list_remarks(record)),
         clients={str(seed): SeedClients([], _pick_seed(clients, seed), {}) for seed in config.seeds},
@@ -202,8 +213,8 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     )
     if results is None or len(cases) > 1:
         return bare
-    known, more = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
-    return replace(bare, **{name: getattr(known, name) for name in more})
+    known, taken = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
+    return replace(bare, **{name: getattr(known, name) for name in taken})
 
 
 def _find_command(record: Mapping[str, Any], config: Config) -> str:

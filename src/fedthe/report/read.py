@@ -54,6 +54,8 @@ CASE = {
     "failures": {str: TEXT},
     "trainings": [TRAINING],
     "clients": {str: {str: {str: [Maybe(PERCENT)]}}},
+    "statistics?": {f"{name}?": {str: {str: Number(0, 1e300)}} for name in ("weighted", "nll", "ece")},
+    "short?": {str: TEXT},
     "seconds?": Maybe(AMOUNT),
     "ms_per_sample": {str: AMOUNT},
 }

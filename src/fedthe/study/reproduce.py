@@ -12,7 +12,7 @@ from ..data import load_dataset
 from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
-from ..experiment.tables import list_clients
+from ..experiment.tables import find_short_streams, list_clients
 from ..experiment.work import prepare
 from ..statistics import deviation
 from ..text import flatten
@@ -130,6 +130,8 @@ def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
         "failures": dict(results.failures),
         "trainings": [dict(training) for training in results.trainings.values()],
         "clients": list_clients(results.rows),
+        "statistics": {"weighted": results.weighted(), "nll": results.nll(), "ece": results.calibration()},
+        "short": find_short_streams(results.rows),
         "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
     }
