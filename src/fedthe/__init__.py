@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .config import Config as Config
     from .data import DATASETS as DATASETS
     from .data import load_dataset as load_dataset
     from .data.plan import Federation as Federation
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
     from .engine.check import check_method as check_method
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
+    from .experiment.results import read_results as read_results
     from .methods import METHODS as METHODS
+    from .methods.base import Method as Method
+    from .methods.base import Personal as Personal
+    from .methods.base import Rounds as Rounds
     from .methods.head_ensemble import head_ensemble as head_ensemble
+    from .methods.predictor import Predictor as Predictor
     from .nets import NETS as NETS
     from .nets.net import Defaults as Defaults
     from .nets.net import Net as Net
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Config": ".config",
     "DATASETS": ".data",
     "load_dataset": ".data",
     "Federation": ".data.plan",
@@ -48,11 +55,16 @@ _HOMES = {
     "PictureNet": ".nets.net",
     "wrap_module": ".nets.wrap",
     "METHODS": ".methods",
+    "Method": ".methods.base",
+    "Personal": ".methods.base",
+    "Rounds": ".methods.base",
+    "Predictor": ".methods.predictor",
     "head_ensemble": ".methods.head_ensemble",
     "run": ".study.run",
     "Round": ".progress.events",
     "Sweep": ".study.sweep",
     "Results": ".experiment.results",
+    "read_results": ".experiment.results",
 }
 
 __all__ = list(_HOMES)

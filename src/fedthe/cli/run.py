@@ -147,18 +147,24 @@ def _print_sweep(sweep: Sweep) -> None:
 
 
 def _print_results(results: Results) -> None:
+    from rich.text import Text
+
+    from ..experiment.notebook import DAGGER, lay_out
     from ..text import flatten
 
-    heads = [test.replace("corrupted_", "corr.\n") for test in results.tests]
+    grid = lay_out(results)
+    heads = [head.replace("corrupted_", "corr.\n") for head in grid.head[:-1]]
     tight = {"collapse_padding": True, "pad_edge": False}  # fits a terminal of 80 columns
     table = make_table("method", *heads, "mean", "ms", title="Accuracy in %, mean over clients", **tight)
     table.columns[0].no_wrap = True
-    for method, row in results.table().items():
+    for method, (name, row) in zip(results.table(), grid.rows, strict=True):
         speeds = [each.ms_per_sample for each in results.rows if each.method == method]
-        cells = [f"{row[test]:.1f}" if test in row else "-" for test in results.tests]
-        average = f"{sum(row.values()) / len(row):.1f}"
-        table.add_row(method, *cells, average, f"{sum(speeds) / len(speeds):.2f}")
+        cells = [Text(cell.text.split(" ± ")[0], "bold" if cell.bold else "") for cell in row]
+        table.add_row(name, *cells, f"{sum(speeds) / len(speeds):.2f}")
     print_rich(table)
+    for note in grid.notes:
+        if note.startswith(("Bold", DAGGER)):
+            print(note)
     for note in results.notes:
         print(f"note: {flatten(note, 500)}")
     if results.reused:

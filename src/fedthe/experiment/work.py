@@ -48,6 +48,7 @@ T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
+ANSWERS = 2  # the same of answers alone: raised when their files change, which retrains nothing
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Work:
         """The name of an answer's file: method, seed, and a hash of all that it depends on."""
         tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
         is_ = describe(method), *self._code_of(method)
-        return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, *is_, *tested)[:16]}"
+        return f"{name}-{self.run.seed}-{content_hash(FORMAT, ANSWERS, training, *is_, *tested)[:16]}"
 
     def _code_of(self, method: Method) -> list[str]:
         return [self.code[method]] if method in self.code else []
@@ -252,8 +253,14 @@ class Work:
             scores = score(answered, truth, question.path)
             ms = 1000 * scores.seconds / len(truth)
             right = int(scores.right.sum())
-            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms)
-            known = {"right": scores.right, "label": truth.astype(np.int16), "answer": scores.classes.astype(np.int16)}
+            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms, scores.nll)
+            known = {
+                "right": scores.right,
+                "label": truth.astype(np.int16),
+                "answer": scores.classes.astype(np.int16),
+                "probability": np.exp(scores.log_probability).astype(np.float32),
+                "truth": np.exp(scores.log_truth).astype(np.float32),
+            }
             scored[test, k] = (row, scores.info | known)
         return scored
 
