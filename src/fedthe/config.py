@@ -165,6 +165,14 @@ class Config:
         given = {name: value for name in names.split() if (value := getattr(self, name)) is not None}
         return Settings(**given, seed=seed)
 
+    def filled(self) -> Config:
+        """With what the config leaves to the data, where the data does not say who holds it."""
+        settings = self.settings(self.seeds[0])
+        uses = settings.describe()
+        names = ("dirichlet", "shards", "feature_severity")  # only those with an effect
+        values = {name: uses.get(name) for name in names}
+        return replace(self, partition=settings.partition, clients=settings.clients, **values)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

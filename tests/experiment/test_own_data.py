@@ -79,6 +79,19 @@ def test_both_engines_train_on_features_and_tokens_alike(kind, name):
     assert any(not torch.equal(ends[0][leaf], start[leaf]) for leaf in start)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["fedavg", "fedthe", "scaffold", "pfedme"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gpu_trains_on_features_and_tokens_like_the_loop(kind, name, dtype):
+    federation, method = federate(kind), compose(Perceptron(3, tokens=kind == "tokens"), METHODS[name])
+    settings = Training(rounds=2, local_epochs=2, batch=8, flip=False, crop=0)
+    loop = train(method, Shards(federation), settings, 0, engine=Loop()).server.shared
+    stack = train(method, Shards(federation, "cuda"), settings, 0, engine=Stack("cuda", dtype)).server.shared
+    for leaf, value in tree.flatten(stack).items():
+        near = 1e-4 if dtype == torch.float32 else 1e-2  # matrix products go as tf32 then
+        torch.testing.assert_close(value.cpu(), tree.flatten(loop)[leaf], rtol=near, atol=near)
+
+
 def test_a_literal_step_on_features():
     """One client's one batch: SGD on the mean cross-entropy of its rows as they are, neither scaled nor cropped."""
     federation = federate(sizes=(10, 10))

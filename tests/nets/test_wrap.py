@@ -21,7 +21,7 @@ from fedthe.engine.loop import Loop
 from fedthe.engine.shards import Shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy_some, start, train_together
-from fedthe.engine.visit import Question, Run, Training
+from fedthe.engine.visit import Progress, Question, Run, Training
 from fedthe.errors import InputError
 from fedthe.experiment.run import run_prepared
 from fedthe.experiment.work import prepare
@@ -162,6 +162,7 @@ def test_a_gpu_trains_like_the_loop(name, dtype):
     there = [Shard(*(part.cuda() for part in shard)) for shard in shards]
     one = train(method, Run(0, shards), settings, Loop())
     two = train(method, Run(0, there), settings, Stack("cuda", dtype))
+    assert isinstance(two, Progress), two
     reached = tree.map_leaves(torch.Tensor.cpu, two.server.shared)
     assert difference(one.server.shared, reached) < (1e-4 if dtype == torch.float32 else 2e-2)
 
@@ -212,7 +213,7 @@ def test_a_run_files_a_module_by_its_content(data, tmp_path):
     config = make_config(small | {"samples": 4, "tests": ["original"], "out": str(tmp_path / "run"), "threads": 2})
 
     def run(net):
-        return run_prepared(*prepare(config, None, net))
+        return run_prepared(*prepare(config, net=net))
 
     def make(seed):
         return wrap_module(seeded(MLP, seed=seed, inputs=768))

@@ -219,8 +219,9 @@ def train(
     engine: Engine | None = None,
 ) -> Progress:
     """One run: all rounds, or those left after `progress`."""
-    progress = progress or start(method, len(shards), seed)
-    ((result,),) = train_together([method], [Run(seed, shards)], settings, [[progress]], engine or Loop())
+    engine = engine or Loop()
+    progress = progress or start(method, len(shards), seed, engine.device)
+    ((result,),) = train_together([method], [Run(seed, shards)], settings, [[progress]], engine)
     if isinstance(result, Failed):
         raise result
     return result

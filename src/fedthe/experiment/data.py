@@ -52,16 +52,7 @@ def fit_to_data(config: Config, dataset: Dataset) -> Config:
                 )
         config = replace(config, partition=partition, clients=held)
     else:
-        settings = replace(config, partition=partition).settings(0)
-        uses = settings.describe()
-        config = replace(
-            config,
-            partition=partition,
-            clients=settings.clients,
-            dirichlet=uses.get("dirichlet"),
-            shards=uses.get("shards"),
-            feature_severity=uses.get("feature_severity"),
-        )
+        config = config.filled()
     if not dataset.pool.is_pictures:
         return _without_augmentation(config, name)
     side = min(dataset.pool.x.shape[1:3])

@@ -26,6 +26,11 @@ class Body:
         self._bare = copy.deepcopy(module, dict(weights))
         put(self._bare, head, nn.Identity())
         self._bare.eval()
+        for layer in self._bare.modules():
+            if isinstance(
+                layer, nn.RNNBase
+            ):  # for cuDNN it would look for the memory of weights, which vmap's have not
+                layer.flatten_parameters = _do_nothing  # type: ignore[method-assign]
         frozen = [p for p in self._bare.parameters() if not p.is_meta]
         self._constants = [*self._bare.buffers(), *frozen]
         self._copies = threading.local()
@@ -58,6 +63,10 @@ def list_constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers, and parameters that are not trained, by dotted name."""
     yield from module.named_buffers()
     yield from ((name, p.detach()) for name, p in module.named_parameters() if not p.requires_grad)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _move(module: nn.Module, device: torch.device) -> nn.Module:

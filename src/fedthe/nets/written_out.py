@@ -119,6 +119,15 @@ def _without_check(function: Any) -> Callable[..., Any]:
 _attend_in_heads = _without_check(F.multi_head_attention_forward)
 
 
+# x += y as x = x + y: what an engine's kernel gives may not be changed in place
+_OUT_OF_PLACE: dict[str, Callable[..., Tensor]] = {
+    "__iadd__": torch.add,
+    "__isub__": torch.sub,
+    "__imul__": torch.mul,
+    "__itruediv__": torch.div,
+}
+
+
 class WrittenOut(TorchFunctionMode):
     """Also keeps nn.TransformerEncoderLayer from its fused kernel, which it uses only where no mode is active."""
 
@@ -126,6 +135,10 @@ class WrittenOut(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("inplace"):
+            kwargs = kwargs | {"inplace": False}
+        if getattr(func, "__name__", "") in _OUT_OF_PLACE:
+            return _OUT_OF_PLACE[func.__name__](*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return attend(*args, **kwargs)
         if func is F.embedding:

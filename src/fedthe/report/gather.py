@@ -252,7 +252,7 @@ def find_paper(results: Results) -> Paper | None:
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    return {key: value for key, value in config.as_dict().items() if key not in FREE | {"seeds", "tests"}}
+    return {key: value for key, value in config.filled().as_dict().items() if key not in FREE | {"seeds", "tests"}}
 
 
 def _take_paper(table: Table, compared: Iterable[str], remarks: Sequence[str]) -> Paper:

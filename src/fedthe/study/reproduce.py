@@ -116,7 +116,7 @@ def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dic
     """Settings that differ from the paper's, by name: ours and the paper's."""
     changed: dict[str, list[Any]] = {}
     for (case, _), planned in zip(done, plan_cases(table), strict=True):
-        ours, papers = case.config.as_dict(), planned.config.as_dict()
+        ours, papers = case.config.filled().as_dict(), planned.config.filled().as_dict()
         changed |= {key: [ours[key], papers[key]] for key in ours if key not in FREE and ours[key] != papers[key]}
     return changed
 
@@ -124,7 +124,7 @@ def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dic
 def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
     return {
         "columns": dict(case.columns),
-        "config": case.config.as_dict(),
+        "config": results.config.as_dict(),
         "manifests": {str(seed): digest for seed, digest in results.manifests.items()},
         "notes": list(results.notes),
         "failures": dict(results.failures),

@@ -62,7 +62,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
     measured = {
         "id": name,
         "title": figure.title,
-        "config": config.as_dict(),
+        "config": config.filled().as_dict(),
         "tests": {test: titles[test] for test in tests},
         "environment": describe_environment(get_engine(config.engine, config.device, config.precision, config.threads)),
         "ddof": 1,  # standard deviations are with n - 1; records without this line have them with n

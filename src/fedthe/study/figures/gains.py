@@ -14,13 +14,13 @@ from .base import BASELINE, PAPER, Figure, average, run_whole
 
 def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """The accuracy of every method in percent, and its gain over the baseline on the same seed and client."""
-    if BASELINE not in config.methods or len(config.methods) < 2:
+    if BASELINE not in config.specs or len(config.specs) < 2:
         raise InputError(f"gains are relative to {BASELINE}; name it among the methods, and at least one other.")
     rows = run_whole(config, dataset).rows
     base = {(row.seed, row.test, row.client): row.accuracy for row in rows if row.method == BASELINE}
     accuracy: dict[str, Any] = {}
     gains: dict[str, Any] = {}
-    for method in config.methods:
+    for method in config.specs:
         mine = [row for row in rows if row.method == method]
         accuracy[method] = average((row.test, row.seed, row.accuracy) for row in mine)
         gains[method] = average(

@@ -32,7 +32,7 @@ from .base import PAPER, Figure, Found, average, rate
 def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Accuracy in percent with frozen and with reshuffled splits, by method, and the difference."""
     frozen = list(deploy_all(config, dataset))
-    rates: dict[str, list[list[Found]]] = {method: [[], []] for method in config.methods}
+    rates: dict[str, list[list[Found]]] = {method: [[], []] for method in config.specs}
     for which, some in enumerate((frozen, deploy_reshuffled(frozen, config))):
         for each in sorted(some, key=lambda each: each.seed):
             rates[each.name][which] += rate(each, config.samples)
