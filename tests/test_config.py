@@ -12,6 +12,7 @@ from fedthe.data.plan import build
 from fedthe.engine.pick import pick_engine
 from fedthe.errors import InputError
 from fedthe.methods.make import make_methods
+from fedthe.nets.make import make_net
 from fedthe.text import quote
 from helpers import ROOT
 
@@ -184,7 +185,7 @@ def draw_case(random, tiny):
 def prepare(config):
     """All that a run refuses before it trains."""
     pick_engine(config.engine, config.device, config.precision)
-    make_methods(config, classes=2, channels=3, size=32)
+    make_methods(config, make_net(config, classes=2, channels=3, size=32))
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     for seed in config.seeds:
         build(dataset, config.settings(seed))

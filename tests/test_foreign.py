@@ -269,10 +269,13 @@ def test_pixels_of_another_type_are_refused_unread(tmp_path: Path, monkeypatch: 
 def test_arrays_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     file, good = tmp_path / "x.npz", {"images": noise(4, 8, 8, 3), "labels": np.array([0, 1, 1, 0])}
     np.savez(file, **good, clients=np.array([0, 0, 1, 1]))
-    fails(lambda: load_dataset(f"npz:{file}"), file, "'clients'", "save it without clients")
-    fails(lambda: load_dataset("digits", natural=f"npz:{file}"), file, "'clients'")
+    fails(lambda: load_dataset("digits", natural=f"npz:{file}"), file, "save it without clients")
+    np.savez(file, **good, splits=np.array(["train"] * 4))
+    fails(lambda: load_dataset(f"npz:{file}"), file, "splits without clients")
+    np.savez(file, **good, x=np.zeros((4, 3)))
+    fails(lambda: load_dataset(f"npz:{file}"), file, "both 'images' and 'x'")
     np.savez(file, **good, weights=np.zeros(4))
-    fails(lambda: load_dataset(f"npz:{file}"), file, "weights", "images, labels, classes only")
+    fails(lambda: load_dataset(f"npz:{file}"), file, "weights", "images, x, labels, classes, clients, splits only")
 
 
 def test_names_from_files_reach_no_terminal(tmp_path: Path) -> None:

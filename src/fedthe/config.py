@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import foreign
+from .data.feature_shift import FeatureShift
+from .data.folder import Square
+from .data.partition import USE_DIRICHLET, Partition
 from .data.plan import Settings
 from .engine.fit import Optimizer
 from .engine.visit import Training
@@ -47,9 +50,14 @@ class Config:
     dataset: str = "glyphs"
     natural: str | None = None
     size: int | None = None
-    clients: int = 20
-    dirichlet: float = 0.1
-    partition: Literal["balanced", "unbalanced"] = "balanced"
+    square: Square | None = None  # your own pictures: crop or pad those that are not square; None: refuse them
+    by_client: bool = False  # your folder holds a folder per client, each with a folder per class
+    clients: int | None = None  # None: those that the data has, or 20
+    partition: Partition | None = None  # None: as the data is held, or balanced
+    dirichlet: float | None = None  # the higher, the more similar the clients; None: 0.1
+    shards: int | None = None  # of each client, with partition=shards; None: 2
+    feature_shift: FeatureShift = "none"  # a corruption or a rotation of its own for each client
+    feature_severity: int | None = None  # of that corruption; None: 3
     severity: int = 5
     frost: str | None = None
     train_fraction: float = 1.0  # of each client's training rows
@@ -115,6 +123,12 @@ class Config:
         if self.width != 1 and self.net in NETS and not takes_width(self.net):
             wide = ", ".join(name for name in NETS if takes_width(name))
             raise InputError(f"{self.net} has no width to set; leave width out, or use a network that has one: {wide}.")
+        if self.dirichlet is not None and self.partition is not None and self.partition not in USE_DIRICHLET:
+            raise InputError(f"dirichlet has no effect with partition={self.partition}; leave one of them out.")
+        if self.shards is not None and self.partition != "shards":
+            raise InputError("shards has no effect without partition=shards.")
+        if self.feature_severity is not None and self.feature_shift != "corruption":
+            raise InputError("feature_severity has no effect without feature_shift=corruption.")
         if self.momentum and self.training.optimizer.name == "adam":
             raise InputError("adam takes no momentum; leave momentum out, or set optimizer=sgd.")
 
@@ -132,9 +146,18 @@ class Config:
         names = ("rounds", "participation", "local_epochs", "personal_epochs", "batch", "flip", "crop", "tolerate")
         return Training(**{name: getattr(self, name) for name in names}, optimizer=optimizer)
 
+    @property
+    def client_count(self) -> int:
+        """The number of clients, unless that is left to data that clients hold already."""
+        return self.settings(self.seeds[0]).clients
+
     def settings(self, seed: int) -> Settings:
-        fractions = self.train_fraction, self.test_fraction
-        return Settings(self.clients, self.dirichlet, seed, self.partition, self.severity, self.frost, *fractions)
+        names = (
+            *("clients", "dirichlet", "partition", "severity", "frost", "train_fraction", "test_fraction"),
+            *("shards", "feature_shift", "feature_severity"),
+        )
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return Settings(**given, seed=seed)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -165,7 +165,7 @@ def test_several_natural_shifts_are_several_tests():
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"severity": 6}, "severity"), ({"partition": "fair"}, "balanced or unbalanced"), ({"seed": -1}, "seed")],
+    [({"severity": 6}, "severity"), ({"partition": "fair"}, "balanced, unbalanced"), ({"seed": -1}, "seed")],
 )
 def test_bad_settings_are_refused(change, says):
     with pytest.raises(InputError, match=says):

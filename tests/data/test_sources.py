@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -185,12 +186,12 @@ def test_wrong_idx_files_are_refused(tmp_path: Path) -> None:
     images, labels = path / "train-images-idx3-ubyte", path / "train-labels-idx1-ubyte"
     good = labels.read_bytes()
     for content, word in (
-        (idx_bytes(np.zeros(19, np.uint8)), "20 images"),
+        (idx_bytes(np.zeros(19, np.uint8)), "20 rows"),
         (idx_bytes(np.full(20, 10, np.uint8)), "10"),
         (good + b"\0", "more"),
         (images.read_bytes(), "magic"),
         (struct.pack(">2I", 0x801, 0xFFFFFFFF), "claims"),
-        (idx_bytes(np.zeros(0, np.uint8)), "20 images"),
+        (idx_bytes(np.zeros(0, np.uint8)), "20 rows"),
     ):
         labels.write_bytes(content)
         fails(lambda: load_dataset(f"mnist:{path}"), labels, word)
@@ -550,14 +551,15 @@ def test_folders_become_classes(tmp_path: Path) -> None:
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "dog" / ".DS_Store").write_bytes(b"x")
     (tmp_path / "notes.txt").write_text("x")
-    pool = load_dataset(f"folder:{tmp_path}").pool
+    fails(lambda: load_dataset(f"folder:{tmp_path}"), tmp_path / "a fox" / "0.png", "square=crop", "square=pad")
+    pool = load_dataset(f"folder:{tmp_path}", square="crop").pool
     assert pool.classes == ("a fox", "cat", "dog")
     assert pool.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert pool.x.shape == (6, 32, 32, 3)
     assert pool.x[:, 0, 0].tolist() == [[0, 0, 9]] * 2 + [[0, 9, 0]] * 2 + [[9, 0, 0]] * 2
     assert len(verify(f"folder:{tmp_path}").files) == 6
     (tmp_path / "dog" / "more").mkdir()
-    fails(lambda: load_dataset(f"folder:{tmp_path}"), tmp_path / "dog" / "more")
+    fails(lambda: load_dataset(f"folder:{tmp_path}"), tmp_path / "dog" / "more", "by_client")
     (tmp_path / "dog" / "more").rmdir()
     (tmp_path / "eel").mkdir()
     fails(lambda: load_dataset(f"folder:{tmp_path}"), tmp_path / "eel")
@@ -615,7 +617,7 @@ def test_pictures_are_turned_upright_and_cropped_in_the_middle(tmp_path: Path) -
     image = read(file, (20, 20, 3))
     assert image[:10, 3].tolist() == [[255, 0, 0]] * 10
     assert image[10:, 3].tolist() == [[0, 255, 0]] * 10
-    squeezed = read_image("x", file.read_bytes, (20, 20, 3), crop=False)
+    squeezed = read_image("x", file.read_bytes, (20, 20, 3), "stretch")
     assert squeezed[1, 3].tolist() == [0, 0, 0]
 
 
@@ -661,7 +663,13 @@ def test_npz_files_load(tmp_path: Path) -> None:
     np.savez(file, images=noise(4, 10, 12, 3), labels=np.array([0, 2, 1, 2], np.uint8))
     pool = load_dataset(f"npz:{file}").pool
     assert (pool.name, pool.classes, pool.x.shape) == ("mine", ("0", "1", "2"), (4, 10, 12, 3))
-    assert load_dataset(f"npz:{file}", size=16).pool.x.shape == (4, 16, 16, 3)
+    fails(lambda: load_dataset(f"npz:{file}", size=16), file, "10 x 12", "square=pad")
+    assert load_dataset(f"npz:{file}", size=16, square="crop").pool.x.shape == (4, 16, 16, 3)
+    assert load_dataset(f"npz:{file}", square="crop").pool.x.shape == (4, 10, 10, 3)
+    padded = load_dataset(f"npz:{file}", square="pad").pool.x
+    assert (padded[:, 1:11] == pool.x).all()
+    assert padded.shape == (4, 12, 12, 3)
+    assert not padded[:, [0, 11]].any()
     np.savez_compressed(file, images=noise(4, 10, 12), labels=[0, 1, 1, 0], classes=["cat", "dog", "eel"])
     pool = load_dataset(f"npz:{file}").pool
     assert (pool.classes, pool.x.shape) == (("cat", "dog", "eel"), (4, 10, 12, 1))
@@ -727,6 +735,11 @@ def test_a_folder_can_be_a_shift(tmp_path: Path) -> None:
     spec, path = f"mnist:{write_mnist(tmp_path / 'mnist')}", tmp_path / "street"
     write_picture(path / "7" / "a.png", (50, 50, 50))
     write_picture(path / "3" / "b.png", (60, 60, 60))
+    fails(lambda: load_dataset(spec, natural=f"folder:{path}"), "square=crop")
+    fails(lambda: load_dataset(spec, square="crop"), "mnist")
+    shutil.rmtree(path)
+    write_picture(path / "7" / "a.png", (50, 50, 50), (10, 10))
+    write_picture(path / "3" / "b.png", (60, 60, 60), (10, 10))
     shift = load_dataset(spec, natural=f"folder:{path}").natural["natural"]
     assert shift.x.shape == (2, 28, 28, 1)
     assert shift.labels.tolist() == [3, 7]

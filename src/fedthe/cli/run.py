@@ -48,7 +48,7 @@ def demo(
     config = make_config(DEMO | {"out": str(out)})
     with resumable(), bars():
         methods, works = prepare(config)
-        results = run_prepared(config, methods, works)
+        results = run_prepared(methods, works)
     draw_clients(works[0].federation, out / "clients.png")
     draw_tests(works[0].federation, out / "tests.png")
     _show(results, Loggers(), as_json)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from .. import store
 from ..errors import InputError
 from ..plugins import load_plugins
 from . import cifar, digits, folder, idx, imagenet32, npz, tiny_imagenet
+from .folder import Square
 from .numbers import read_whole
 from .pool import Dataset, Pool
 from .source import Report, Source, locate, make_report, pick_shifts, pick_source
@@ -100,26 +102,48 @@ LARGE = 128  # pixels per side; with more, whole datasets would need tens of gig
 
 
 def load_dataset(
-    spec: str, *, natural: str | None = None, size: int | None = None, home: Path | None = None
+    spec: str,
+    *,
+    natural: str | None = None,
+    size: int | None = None,
+    square: Square | None = None,
+    by_client: bool = False,
+    home: Path | None = None,
 ) -> Dataset:
     """A dataset by "NAME" or "NAME:PATH".
 
     natural: None for what is on disk, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
     size: pixels per side; None for the dataset's own.
+    square: how your own pictures that are not square become so: "crop" or "pad".
+    by_client: your folder has a folder per client, each with a folder per class.
     """
     if size is not None and not SMALLEST <= (size := read_whole("size", size)) <= 1024:
         raise InputError(f"size must be from {SMALLEST} to 1024 pixels, but is {size}.")
     name, source, path = locate(spec, DATASETS, home or store.home())
     if size is not None and size > LARGE and source.lies == "home":
         raise InputError(f"{name} is too large for images of {size} pixels; size can be at most {LARGE}.")
-    dataset = source.load(path, size)
+    options = _pick_options(name, source, square, by_client)
+    dataset = source.load(path, size, **options)
     if natural == "none":
-        return Dataset(dataset.pool)
+        return Dataset(dataset.pool, clients=tuple(replace(each, tests={}) for each in dataset.clients))
     kind, _, where = (natural or "").partition(":")
     if where and kind in OWN_SHIFTS:
-        shift = OWN_SHIFTS[kind](store.expand(Path(where)), dataset.pool)
-        return Dataset(dataset.pool, {"natural": shift})
+        shift = OWN_SHIFTS[kind](store.expand(Path(where)), dataset.pool, square)
+        return replace(dataset, natural={**dataset.natural, "natural": shift})
+    if dataset.clients and natural is None:
+        return dataset  # with the tests that its file names
     return replace(dataset, natural=pick_shifts(name, source, path, dataset, natural))
+
+
+def _pick_options(name: str, source: Source, square: Square | None, by_client: bool) -> dict[str, Any]:
+    """The options for a user's own data. Refuse those that would have no effect."""
+    if square is not None and source.lies != "path":
+        raise InputError(f"square is for pictures of your own, and {name} has its own shape; leave square out.")
+    if by_client and name != "folder":
+        how = "an npz file is, if it has an array clients" if name == "npz" else "use folder:PATH"
+        raise InputError(f"by_client is for folders, not for {name}; {how}.")
+    given = {"square": square, "by_client": by_client}
+    return {option: value for option, value in given.items() if value}
 
 
 def find(name: str, home: Path | None = None) -> Path | None:

@@ -49,7 +49,7 @@ def load_shift(name: str, path: Path, pool: Pool) -> Pool | None:
         if not each.is_dir():
             raise InputError(f"{each} is missing; run `fedthe data fetch {name}`.")
     # Squeezed rather than cropped: the benchmark's "bilinear to 32".
-    images, labels = read_folders(folders, pool.x.shape[1:], crop=False)
+    images, labels = read_folders(folders, pool.x.shape[1:], "stretch")
     return Pool(name, images, labels, pool.classes)
 
 

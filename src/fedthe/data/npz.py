@@ -1,8 +1,10 @@
-"""An npz file of images, labels and, optionally, classes: as a dataset, or as the natural shift of another."""
+"""An npz file of images (or x) and labels and, optionally, classes, clients and splits: as a dataset, or as the natural
+shift of another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,59 +12,92 @@ import numpy as np
 from ..errors import InputError
 from ..foreign import Header, read_headers, read_npz, show_path
 from ..text import flatten
-from .folder import fit_images
+from .folder import Square, fit_images
+from .own import hold_columns
 from .pool import Dataset, Pool
+from .rows import read_x
 from .source import check_labels, find_classes
 
-ARRAYS = ("images", "labels", "classes")
+ARRAYS = ("images", "x", "labels", "classes", "clients", "splits")
 MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
 
 
-def load(path: Path, size: int | None = None) -> Dataset:
-    images, labels, classes = read_arrays(path)
-    if classes is None:
-        classes = [str(number) for number in range(int(labels.max()) + 1)]
-    shape = images.shape[1:] if size is None else (size, size, images.shape[3])
-    return Dataset(Pool(path.stem, fit_images(images, shape), labels, tuple(classes), own=True))
+@dataclass(frozen=True)
+class Columns:
+    x: np.ndarray
+    labels: np.ndarray
+    classes: list[str] | None
+    clients: np.ndarray | None
+    splits: np.ndarray | None
 
 
-def load_shift(path: Path, pool: Pool) -> Pool:
+def load(path: Path, size: int | None = None, square: Square | None = None) -> Dataset:
+    found = read_columns(path)
+    classes = found.classes or [str(number) for number in range(int(found.labels.max()) + 1)]
+    pool = Pool(path.stem, _shape(path, found.x, size, square), found.labels, tuple(classes), own=True)
+    if found.clients is None:
+        return Dataset(pool)
+    return hold_columns(show_path(path), pool, found.clients, found.splits)
+
+
+def _shape(path: Path, x: np.ndarray, size: int | None, square: Square | None) -> np.ndarray:
+    """Pictures of another size, or made square; networks of the user's own may take others."""
+    if x.dtype != np.uint8:
+        if size is not None or square is not None:
+            raise InputError(f"{show_path(path)} has no pictures, so size and square have no effect; leave them out.")
+        return x
+    if square is not None and size is None:
+        size = max(x.shape[1:3]) if square == "pad" else min(x.shape[1:3])
+    return x if size is None else fit_images(x, (size, size, x.shape[3]), square, show_path(path))
+
+
+def load_shift(path: Path, pool: Pool, square: Square | None = None) -> Pool:
     """Labels index the pool's classes, or the file's own `classes` if it has them; some classes may be absent."""
-    images, labels, classes = read_arrays(path)
-    if classes is None:
-        check_labels(path, labels, len(images), 0, len(pool.classes) - 1)
+    found = read_columns(path)
+    if found.clients is not None:
+        raise InputError(f"{show_path(path)} is a natural shift, dealt by class mixes; save it without clients.")
+    labels = found.labels
+    if found.classes is None:
+        check_labels(path, labels, len(labels), 0, len(pool.classes) - 1)
     else:
-        labels = find_classes(path, classes, pool)[labels]
-    return Pool(path.stem, fit_images(images, pool.x.shape[1:]), labels, pool.classes, own=True)
+        labels = find_classes(path, found.classes, pool)[labels]
+    x = found.x
+    if x.dtype == np.uint8 and pool.is_pictures:
+        x = fit_images(x, pool.x.shape[1:], square, show_path(path))
+    return Pool(path.stem, x, labels, pool.classes, own=True)
 
 
-def read_arrays(path: Path) -> tuple[np.ndarray, np.ndarray, list[str] | None]:
-    """images uint8 [n, h, w, 1 or 3], labels [n], and the names of the classes if the file has them."""
+def read_columns(path: Path) -> Columns:
     headers = read_headers(path)
     _check_names(path, list(headers))
-    _check_images(path, headers["images"])
+    if "images" in headers:
+        _check_images(path, headers["images"])
     arrays = read_npz(path, headers)
-    images, labels = arrays["images"], arrays["labels"]
-    if images.ndim == 3:
-        images = images[..., None]
+    x, labels = arrays["images" if "images" in arrays else "x"], arrays["labels"]
+    if x.dtype == np.uint8 and x.ndim == 3:
+        x = x[..., None]
+    if "x" in arrays:
+        x = read_x(show_path(path), x)
     classes = _read_classes(path, arrays["classes"]) if "classes" in arrays else None
-    check_labels(path, labels, len(images), 0, (MOST_CLASSES if classes is None else len(classes)) - 1)
-    return images, labels, classes
+    check_labels(path, labels, len(x), 0, (MOST_CLASSES if classes is None else len(classes)) - 1)
+    return Columns(x, labels, classes, arrays.get("clients"), arrays.get("splits"))
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     """Refuse a missing array, and one that would have no effect."""
     shown = flatten(", ".join(names), 200) or "nothing"
-    for name in ("images", "labels"):
-        if name not in names:
-            raise InputError(
-                f"{show_path(path)} has no array {name!r} (it has {shown}); save it with images=... and labels=..."
-            )
-    if "clients" in names:
+    if ("images" in names) == ("x" in names):
+        what = "both 'images' and 'x'" if "x" in names else "no array 'images'"
         raise InputError(
-            f"{show_path(path)} has an array 'clients', but rows are dealt to clients by their labels; "
-            "save it without clients."
+            f"{show_path(path)} has {what} (it has {shown}); save it with images=... (pictures) or x=... (features or "
+            "tokens) and labels=..."
         )
+    if "labels" not in names:
+        raise InputError(
+            f"{show_path(path)} has no array 'labels' (it has {shown}); save it with images=... and labels=..."
+        )
+    if "splits" in names and "clients" not in names:
+        raise InputError(f"{show_path(path)} has splits without clients; save both, or neither.")
     others = [name for name in names if name not in ARRAYS]
     if others:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Which client holds which rows: Dirichlet class mixes over clients, and each client's frozen 60/20/20 split.
+"""Which client holds which rows: dealt by their labels in one of several ways, and each client's frozen 60/20/20 split.
 
 The input is labels and a seed. Every decision is integer arithmetic on draws from `rng`, or a comparison of their
 quantiles, so the same seed gives the same rows on every machine.
@@ -6,15 +6,18 @@ quantiles, so the same seed gives the same rows on every machine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from .. import rng
 from ..errors import InputError
 
-Partition = Literal["balanced", "unbalanced"]
+Partition = Literal["balanced", "unbalanced", "quantity", "shards", "iid", "given"]
+PARTITIONS = get_args(Partition)
+USE_DIRICHLET = ("balanced", "unbalanced", "quantity")
 
 GROUP = 10  # the paper's code deals rows to ten clients at a time
 REDRAWS = 10_000
@@ -36,8 +39,10 @@ class Split:
         return np.concatenate([self.train, self.val, self.test])
 
 
-def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kind: Partition) -> list[Split]:
-    """Deal all rows to clients by Dirichlet class mixes, and split each client's rows."""
+def partition(
+    labels: np.ndarray, clients: int, dirichlet: float, seed: int, kind: Partition, shards: int = 2
+) -> list[Split]:
+    """Deal all rows to clients, and split each client's rows."""
     if clients < 2:
         raise InputError(f"a federation needs at least 2 clients, not {clients}.")
     check_dirichlet(dirichlet)
@@ -52,8 +57,19 @@ def partition(labels: np.ndarray, clients: int, dirichlet: float, seed: int, kin
             f"{classes:,} classes over {clients:,} clients are too many shares to draw; "
             f"use at most {CELLS // classes:,} clients."
         )
-    deal = {"balanced": _deal_balanced, "unbalanced": _deal_unbalanced}[kind]
-    return [_split(rows, rng.key(seed, "split", k)) for k, rows in enumerate(deal(labels, clients, dirichlet, seed))]
+    deal: dict[str, Callable[[], list[np.ndarray]]] = {
+        "balanced": lambda: _deal_balanced(labels, clients, dirichlet, seed),
+        "unbalanced": lambda: _deal_unbalanced(labels, clients, dirichlet, seed),
+        "quantity": lambda: _deal_quantities(len(labels), clients, dirichlet, seed),
+        "shards": lambda: _deal_shards(labels, clients, shards, seed),
+        "iid": lambda: _deal_evenly(len(labels), clients, seed),
+    }
+    return [split_rows(rows, seed, k) for k, rows in enumerate(deal[kind]())]
+
+
+def split_rows(rows: np.ndarray, seed: int, client: int) -> Split:
+    """A client's rows, split 60/20/20 at random."""
+    return _split(rows, rng.key(seed, "split", client))
 
 
 def check_dirichlet(dirichlet: float) -> None:
@@ -95,6 +111,37 @@ def _deal_unbalanced(labels: np.ndarray, clients: int, dirichlet: float, seed: i
     key = rng.key(seed, "partition", "unbalanced")
     counts = _draw_counts(np.bincount(labels), clients, dirichlet, key, least=MIN_ROWS, capped=False)
     return _deal(order, labels, counts)
+
+
+def _deal_quantities(rows: int, clients: int, dirichlet: float, seed: int) -> list[np.ndarray]:
+    """Clients differ in how many rows they hold, by Dirichlet shares, not in their class mixes."""
+    order, key = rng.shuffled(rng.key(seed, "partition"), rows), rng.key(seed, "partition", "quantity")
+    counts = _draw_counts(np.array([rows]), clients, dirichlet, key, least=MIN_ROWS, capped=False)
+    return np.split(order, np.cumsum(counts[0])[:-1])
+
+
+def _deal_shards(labels: np.ndarray, clients: int, shards: int, seed: int) -> list[np.ndarray]:
+    """The pathological split of FedAvg's paper: rows sorted by class, cut into shards, some to each client.
+
+    A client holds rows of about `shards` classes.
+    """
+    if shards < 1 or clients * shards > len(labels) // MIN_ROWS:
+        raise InputError(
+            f"shards must be from 1 to {max(1, len(labels) // MIN_ROWS // clients)} for {clients} clients and "
+            f"{len(labels):,} rows, but is {shards}."
+        )
+    order = rng.shuffled(rng.key(seed, "partition"), len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    count = clients * shards
+    cuts = [len(order) * i // count for i in range(1, count)]
+    parts, dealt = np.split(order, cuts), rng.shuffled(rng.key(seed, "partition", "shards"), count)
+    return [np.concatenate([parts[i] for i in dealt[k * shards : (k + 1) * shards]]) for k in range(clients)]
+
+
+def _deal_evenly(rows: int, clients: int, seed: int) -> list[np.ndarray]:
+    """No skew: every client gets as many rows, drawn from all; up to `clients - 1` are left over."""
+    order, size = rng.shuffled(rng.key(seed, "partition"), rows), rows // clients
+    return [order[k * size : (k + 1) * size] for k in range(clients)]
 
 
 def _draw_counts(

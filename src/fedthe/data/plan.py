@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -16,12 +16,16 @@ from ..errors import InputError
 from ..store import cached, content_hash
 from ..text import clean
 from . import shifts
+from .feature_shift import FEATURE_SHIFTS, FeatureShift, shift_features
+from .notes import write_notes
 from .numbers import read_number, read_whole
-from .partition import Partition, Split, check_dirichlet, partition
+from .partition import PARTITIONS, USE_DIRICHLET, Partition, Split, check_dirichlet, partition, split_rows
 from .pool import Dataset, Pool
 from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -37,22 +41,44 @@ class Settings:
     frost: str | None = None  # a folder with the original frost photographs; None: generated textures
     train_fraction: float = 1.0  # of each client's training rows; the rest is not used
     test_fraction: float = 1.0  # of its test rows, and so of all tests drawn from them
+    shards: int = 2  # of each client, in the partition "shards"
+    feature_shift: FeatureShift = "none"  # what is done to all pictures of a client, in its own way
+    feature_severity: int = 3  # of the corruption that a client has as its feature shift
 
     def __post_init__(self) -> None:
-        for name in ("clients", "seed", "severity"):
+        for name in ("clients", "seed", "severity", "shards", "feature_severity"):
             object.__setattr__(self, name, read_whole(name, getattr(self, name)))
         for name in ("dirichlet", "train_fraction", "test_fraction"):
             object.__setattr__(self, name, read_number(name, getattr(self, name)))
         check_dirichlet(self.dirichlet)
-        if self.severity not in range(1, 6):
-            raise InputError(f"severity must be 1, 2, 3, 4 or 5, not {self.severity}.")
-        if self.partition not in ("balanced", "unbalanced"):
-            raise InputError(f"partition must be balanced or unbalanced, not {self.partition!r}.")
+        for name in ("severity", "feature_severity"):
+            if getattr(self, name) not in range(1, 6):
+                raise InputError(f"{name} must be 1, 2, 3, 4 or 5, not {getattr(self, name)}.")
+        for name, known in (("partition", PARTITIONS), ("feature_shift", FEATURE_SHIFTS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
         for name in ("train_fraction", "test_fraction"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}.")
         if not 0 <= self.seed < 2**31:
             raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
+
+    def describe(self) -> dict[str, Any]:
+        """The settings that have an effect, for a manifest. Those that older versions did not have are left out where
+        they change nothing."""
+        told = dict(vars(self))
+        for name in ("train_fraction", "test_fraction"):
+            if told[name] == 1:
+                del told[name]
+        if self.partition not in USE_DIRICHLET:
+            del told["dirichlet"]
+        if self.partition != "shards":
+            del told["shards"]
+        if self.feature_shift == "none":
+            del told["feature_shift"]
+        if self.feature_shift != "corruption":
+            del told["feature_severity"]
+        return told
 
 
 @dataclass(frozen=True)
@@ -61,12 +87,44 @@ class Federation:
 
     `tests[name][k]` is client k's stream under that distribution, or None if the client has none: a client that holds
     no class of the natural shift is not tested on it.
+
+    `Federation.from_clients` makes one of data that clients hold already, `fedthe.build` deals a dataset to clients.
     """
 
     dataset: Dataset
     settings: Settings
     clients: tuple[Split, ...]
     tests: Mapping[str, tuple[Stream | None, ...]]
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[Any],
+        *,
+        classes: Sequence[str] | None = None,
+        tests: Mapping[str, Sequence[Any]] | None = None,
+        name: str = "mine",
+        seed: int = 0,
+    ) -> Federation:
+        """A federation of data that clients hold already.
+
+        clients: for each client `(x, y)`, split 60/20/20 by the seed of a run, or
+            `{"train": (x, y), "val": (x, y), "test": (x, y)}`. x: uint8 pictures [n, h, w] or [n, h, w, 1 or 3], float
+            features or integer tokens [n, ...]; y: whole numbers from 0 on, or names of classes; NumPy or torch. In
+            place of (x, y): a torch Dataset, or an object with columns, such as one of Hugging Face.
+        classes: the names of the classes; by default "0", "1", ..., or the sorted names in y.
+        tests: further test distributions by name, with (x, y), or None, for each client.
+        """
+        from .own import hold
+
+        dataset = hold(clients, classes, tests or {}, name)
+        return build(dataset, Settings(len(dataset.clients), seed=seed, partition="given"))
+
+    def save(self, path: Path | str) -> Path:
+        """Write who holds what to an npz file; `dataset=npz:PATH` reads it again. No pickle is in it."""
+        from .own import save
+
+        return save(self, path)
 
     @property
     def pool(self) -> Pool:
@@ -75,7 +133,7 @@ class Federation:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What a reader must know, such as a test distribution that could not be built."""
-        return tuple(_write_notes(self, lambda pool: clean(pool.name)))
+        return tuple(write_notes(self, lambda pool: clean(pool.name)))
 
     @cached_property
     def class_counts(self) -> np.ndarray:
@@ -123,8 +181,8 @@ class Federation:
         return None if self._frost is None else content_hash(*(texture.numpy() for texture in self._frost))
 
     def inputs(self, stream: Stream) -> np.ndarray:
-        """The pixels of a stream, uint8 [n, h, w, c]."""
-        out = np.empty((len(stream), *self.pool.x.shape[1:]), dtype=np.uint8)
+        """The samples of a stream [n, ...], in the type of the pool: uint8 [n, h, w, c] for pictures."""
+        out = np.empty((len(stream), *self.pool.x.shape[1:]), dtype=self.pool.x.dtype)
         for source in np.unique(stream.source):
             here = stream.source == source
             rows = stream.rows[here]
@@ -149,18 +207,17 @@ class Federation:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Counts, and a SHA-256 of every list of rows: equal on every machine for the same labels and settings."""
-        # manifests of older versions have no fractions: those of 1 are left out
-        given = {
-            name: value for name, value in vars(self.settings).items() if not name.endswith("_fraction") or value != 1
-        }
+        names = [{"name": each.name} for each in self.dataset.clients] if self.settings.partition == "given" else ()
+        corruptions = {"corruptions": _describe_rows(self.test_rows, self.corruptions)} if self.pool.is_pictures else {}
         return {
             "format": 1,
-            "settings": given | {"frost": self.frost_digest},
+            "settings": self.settings.describe() | {"frost": self.frost_digest},
             "pool": _describe_pool(self.pool),
             "natural": {name: _describe_pool(shift) for name, shift in self.dataset.natural.items()},
-            "corruptions": _describe_rows(self.test_rows, self.corruptions),
+            **corruptions,
             "clients": [
                 {
+                    **(names[k] if names else {}),
                     "classes": self.class_counts[k].tolist(),
                     "splits": {name: _describe_rows(getattr(split, name)) for name in ("train", "val", "test")},
                     "tests": {
@@ -171,7 +228,7 @@ class Federation:
                 }
                 for k, split in enumerate(self.clients)
             ],
-            "notes": _write_notes(self, attrgetter("identity")),
+            "notes": write_notes(self, attrgetter("identity")),
         }
 
     @cached_property
@@ -192,36 +249,63 @@ class Federation:
 
 
 def build(dataset: Dataset, settings: Settings) -> Federation:
-    """Deal the pool to clients and build every test distribution. No row is in two splits."""
-    s = settings
+    """Deal the pool to clients, unless they hold it already, and build every test distribution.
+
+    No row is in two splits.
+    """
+    s, labels = settings, dataset.pool.labels
+    if s.partition == "given":
+        splits = _split_held(dataset, s)
+    else:
+        splits = partition(labels, s.clients, s.dirichlet, s.seed, s.partition, s.shards)
     splits = [
-        Split(_some(split.train, s.train_fraction), split.val, _some(split.test, s.test_fraction))
-        for split in partition(dataset.pool.labels, s.clients, s.dirichlet, s.seed, s.partition)
+        Split(_some(split.train, s.train_fraction), split.val, _some(split.test, s.test_fraction)) for split in splits
     ]
     return lay_out(dataset, settings, splits)
 
 
+def _split_held(dataset: Dataset, s: Settings) -> list[Split]:
+    if not dataset.clients:
+        raise InputError(f"{clean(dataset.pool.name)} does not say which client holds which rows; deal them instead.")
+    if len(dataset.clients) != s.clients:
+        raise InputError(f"{clean(dataset.pool.name)} has {len(dataset.clients)} clients, not {s.clients}.")
+    held = [each.rows for each in dataset.clients]
+    return [rows if isinstance(rows, Split) else split_rows(rows, s.seed, k) for k, rows in enumerate(held)]
+
+
 def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federation:
     """The federation of clients that hold these rows."""
-    s, pool, natural = settings, dataset.pool, dataset.natural
+    s, pool = settings, dataset.pool
     counts = count_classes(pool, splits)
+    dealt = {name: _deal_natural(dataset, name, counts, s) for name in dataset.natural}
     ooc = shifts.draw_out_of_client(splits, s.seed)
 
-    tests: dict[str, list[Stream | None]] = {
-        "original": [shifts.stream(CLEAN, split.test) for split in splits],
-        "corrupted": [shifts.stream(CORRUPTED, split.test) for split in splits],
-    }
-    for i, (name, shift) in enumerate(natural.items()):
-        dealt = shifts.split_natural(np.where(dataset.repeats[name], -1, shift.labels), counts, s.seed, name)
-        tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in dealt]
+    tests: dict[str, list[Stream | None]] = {"original": [shifts.stream(CLEAN, split.test) for split in splits]}
+    if pool.is_pictures:
+        tests["corrupted"] = [shifts.stream(CORRUPTED, split.test) for split in splits]
+    for i, (name, hands) in enumerate(dealt.items()):
+        tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in hands]
     tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
     # collected first, so that the mixture does not become a part of itself
-    parts = [[streams[k] for streams in tests.values()] for k in range(s.clients)]
+    parts = [[streams[k] for streams in tests.values()] for k in range(len(splits))]
     tests["mixture"] = [
         shifts.mix([part for part in mine if part is not None], (s.seed, "mixture", k)) for k, mine in enumerate(parts)
     ]
-    tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
-    return Federation(dataset, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()})
+    if pool.is_pictures:
+        tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
+    shifted = shift_features(dataset, s, [split.rows for split in splits], dealt)
+    return Federation(shifted, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()})
+
+
+def _deal_natural(dataset: Dataset, name: str, counts: np.ndarray, s: Settings) -> list[np.ndarray]:
+    """Each client's rows of a natural shift: those it holds, or a share in its own class mix."""
+    shift, repeated = dataset.natural[name], dataset.repeats[name]
+    if not shift.is_pictures:  # short texts and coarse measurements repeat without being the same sample
+        repeated = np.zeros_like(repeated)
+    if s.partition == "given" and any(name in each.tests for each in dataset.clients):
+        held = [each.tests.get(name, np.zeros(0, dtype=np.int64)) for each in dataset.clients]
+        return [rows[~repeated[rows]] for rows in held]
+    return shifts.split_natural(np.where(repeated, -1, shift.labels), counts, s.seed, name)
 
 
 def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
@@ -231,35 +315,6 @@ def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
 
 def count_classes(pool: Pool, splits: Sequence[Split]) -> np.ndarray:
     return np.stack([np.bincount(pool.labels[split.rows], minlength=len(pool.classes)) for split in splits])
-
-
-def _write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str]:
-    """`call` names a pool: by its name for people, by its identity in a manifest."""
-    dataset, settings, tests = federation.dataset, federation.settings, federation.tests
-    notes = []
-    if not dataset.natural:
-        notes.append("natural: not available, mixture made of three parts")
-    for name, shift in dataset.natural.items():
-        which = f"{name} ({call(shift)})"
-        missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
-        if missing:
-            notes.append(f"{which}: has no {', '.join(clean(shift.classes[c]) for c in missing)}")
-        if dataset.repeats[name].any():
-            notes.append(f"{which}: {dataset.repeats[name].sum()} images are in {call(dataset.pool)} too and left out")
-        without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
-        if without:
-            notes.append(f"{which}: no such test for client {', '.join(without)}, mixture made of the rest")
-    lengths = zip(tests["original"], tests["ooc"], strict=True)
-    short = [str(k) for k, (own, other) in enumerate(lengths) if own and other and len(other) < len(own)]
-    if short:
-        notes.append(f"ooc: shorter than original for client {', '.join(short)}, for the others have no more test rows")
-    for part in ("train", "test"):
-        if getattr(settings, f"{part}_fraction") < 1:
-            notes.append(f"{part}: {getattr(settings, f'{part}_fraction'):g} of each client's rows")
-    unused = len(dataset.pool) - sum(len(split.rows) for split in federation.clients)
-    if unused and settings.train_fraction == settings.test_fraction == 1:
-        notes.append(f"{unused} rows left over, so that all clients hold the same number")
-    return notes
 
 
 def _describe_pool(pool: Pool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..store import content_hash, expand
 from ..text import clean, find_nearest, flatten
 from .pool import Dataset, Pool
 
-Load = Callable[[Path, "int | None"], Dataset]  # (path of the dataset, image size or None for its own)
+Load = Callable[..., Dataset]  # (path of the dataset, image size or None for its own); a user's data: and options
 Shift = Callable[[Path, Pool], "Pool | None"]  # (path of the dataset, its pool) -> the shift; None: not on disk
 
 
@@ -111,10 +111,10 @@ def make_report(name: str, source: Source, path: Path) -> Report:
 
 
 def check_labels(file: Path, labels: np.ndarray, rows: int, first: int, last: int) -> None:
-    """Refuse all but one label per image, each from `first` to `last`; `file` is named in the error."""
+    """Refuse all but one label per row, each from `first` to `last`; `file` is named in the error."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != rows or rows == 0:
         raise InputError(
-            f"{show_path(file)} must hold one whole-number label for each of {rows} images, but its labels are "
+            f"{show_path(file)} must hold one whole-number label for each of {rows} rows, but its labels are "
             f"{labels.dtype} {list(labels.shape)}; fetch or make it again."
         )
     if labels.min() < first or labels.max() > last:

@@ -95,7 +95,7 @@ class LoopFit:
         cuts = draw_cuts(key, client, shard.real[None], self.flip, self.crop).take(slice(n))
         for first in range(0, n, self.batch):
             part = cuts.take(slice(first, first + self.batch))
-            x = cut_batches_plainly(shard.x[None], part, self.crop)[0].movedim(-1, -3)
+            x = order_axes(cut_batches_plainly(shard.x[None], part, self.crop)[0], shard.x.dtype)
             yield Batch(x, shard.labels[part.order[0]], torch.ones(len(x), device=device), shard.counts)
 
 
@@ -108,7 +108,7 @@ def weigh_losses(losses: Tensor, batch: Batch) -> Tensor:
 
 
 class Cuts(NamedTuple):
-    """Which image comes when in an epoch, and how it is cut; all [rows, n]."""
+    """Which row comes when in an epoch, and how a picture is cut; all [rows, n]."""
 
     order: Tensor  # int64
     down: Tensor  # int64, 0 to 2 pad
@@ -138,15 +138,22 @@ def draw_cuts(keys: Tensor, clients: Tensor, real: Tensor, flip: bool, pad: int)
     return Cuts(order, (where >> 16) * places >> 16, (where & 0xFFFF) * places >> 16, mirrored)
 
 
-def cut_batches_plainly(images: Tensor, cuts: Cuts, pad: int) -> Tensor:
-    """Batches float [rows, b, h, w, c] in [-1, 1] of uint8 images [rows, n, h, w, c]."""
-    row = torch.arange(len(images), device=images.device)[:, None]
-    chosen = images[row, cuts.order]
+def cut_batches_plainly(x: Tensor, cuts: Cuts, pad: int) -> Tensor:
+    """Batches [rows, b, ...] of x [rows, n, ...]. Pictures [..., h, w, c] become float in [-1, 1]."""
+    row = torch.arange(len(x), device=x.device)[:, None]
+    chosen = x[row, cuts.order]
+    if x.dtype != torch.uint8:
+        return chosen
     chosen = torch.where(cuts.mirrored[..., None, None, None], chosen.flip(-2), chosen).flatten(0, 1)
     if pad:
         chosen = crop(chosen, pad, cuts.down.flatten(), cuts.right.flatten())
     batches: Tensor = scale(chosen).movedim(-3, -1).unflatten(0, cuts.order.shape)
     return batches
+
+
+def order_axes(batches: Tensor, kind: torch.dtype) -> Tensor:
+    """Batches as networks take them: pictures (of uint8) [..., h, w, c] -> [..., c, h, w]; other data as they are."""
+    return batches.movedim(-1, -3) if kind == torch.uint8 else batches
 
 
 def crop(images: Tensor, pad: int, down: Tensor, right: Tensor) -> Tensor:

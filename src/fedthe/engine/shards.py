@@ -18,7 +18,7 @@ class Shards(Sequence[Shard]):
     """Every client's shard. The pool is on the device once; each access copies a shard's rows."""
 
     def __init__(self, federation: Federation, device: torch.device | str = "cpu") -> None:
-        self._images = torch.from_numpy(federation.pool.x).to(device)
+        self._x = torch.from_numpy(federation.pool.x).to(device)
         self._labels = torch.from_numpy(federation.pool.labels).to(device)
         self._classes = len(federation.pool.classes)
         self._splits = federation.clients
@@ -52,7 +52,7 @@ class Shards(Sequence[Shard]):
 
     def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         here = rows.to(self._labels.device)
-        return self._images[here], self._labels[here], torch.ones(len(rows), dtype=torch.bool, device=here.device)
+        return self._x[here], self._labels[here], torch.ones(len(rows), dtype=torch.bool, device=here.device)
 
 
 def stack_shards(shards: Sequence[Shard], rows: int = 0) -> Shard:

@@ -19,6 +19,7 @@ from ..errors import InputError
 from ..methods.base import Answers, Method, Samples
 from ..methods.samples import OneSample, Step, join
 from ..tree import Tree
+from .fit import order_axes
 from .ops.stacked import empty_rows
 from .outside import run_outside
 from .program import Programs, Replay, name_function
@@ -161,8 +162,7 @@ class StackedViews:
         self.workshop, self._pixels, self.sizes = workshop, pixels, sizes
         keys = [rng.key(*path, "views", "augmix") for path in paths]
         self._keys = torch.tensor(keys, device=pixels.device)
-        h, w, c = pixels.shape[2:]
-        self.shape = (*method.predictor.augments, h, w, c)
+        self.shape = (*method.predictor.augments, *pixels.shape[2:])
 
     def draw(self, row: Tensor, position: Tensor, out: Tensor) -> None:
         """Into out [..., steps, views, h, w, c]; row and position: int64 [...]."""
@@ -177,7 +177,7 @@ class StackedViews:
         """row [rows], positions [rows, m] -> [rows, m, steps, views, c, h, w]"""
         out = torch.empty((*positions.shape, *self.shape), device=row.device)
         self.draw(row[:, None].expand_as(positions), positions, out)
-        return out.movedim(-1, -3)
+        return order_axes(out, self._pixels.dtype)
 
 
 class StackedSamples(Samples):

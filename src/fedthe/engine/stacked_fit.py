@@ -20,7 +20,7 @@ from ..methods.fit import Fitted, Loss
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
-from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts, weigh_losses
+from .fit import Cuts, Optimizer, cut_batches_plainly, draw_cuts, order_axes, weigh_losses
 from .ops.mode import StackedOps
 from .ops.stacked import empty_rows
 from .outside import run_outside
@@ -86,7 +86,7 @@ class StackedFit:
         """The parameters of all rows, and the mean loss of each epoch [rows, epochs]."""
         longest, shortest = (-(-size // self.batch) for size in (max(sizes), min(sizes)))
         shape = (len(sizes), self.batch, *rows.x.shape[2:])
-        setting = Setting(self.net, loss, self.optimizer, decay, shortest < longest, self.dtype)
+        setting = Setting(self.net, loss, self.optimizer, decay, shortest < longest, self.dtype, rows.x.dtype)
         key = (setting, name_function(loss), shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
         program = self.programs.get(
             key, lambda: Program(setting, params, given, rows.counts, shape, self.programs, self.steps is None)
@@ -118,7 +118,7 @@ _PLAIN = torch.contiguous_format
 class _Rows(NamedTuple):
     """The training part of stacked shards."""
 
-    x: Tensor  # uint8 [rows, n, h, w, c]
+    x: Tensor  # [rows, n, ...], as in Shard
     labels: Tensor  # int64 [rows, n]
     real: Tensor  # bool [rows, n]
     counts: Tensor  # float [rows, classes]
@@ -133,7 +133,8 @@ class Setting:
     optimizer: Optimizer
     decay: float
     ragged: bool  # some rows run out of batches before others do
-    dtype: torch.dtype
+    dtype: torch.dtype  # of convolutions
+    data: torch.dtype  # of a shard's x: uint8 for pictures
 
 
 class Program:
@@ -155,8 +156,8 @@ class Program:
         self.given = {name: empty_rows(leaf.shape, leaf) for name, leaf in given.items()}
         self.counts = empty_rows(counts.shape, counts)
         self.update = _UPDATES[setting.optimizer.name](setting, list(self.params.values()))
-        kernels = use_kernels(counts)
-        self.x = torch.zeros(shape, device=device, dtype=setting.dtype if kernels else torch.float32)
+        pictures = setting.dtype if use_kernels(counts) else torch.float32
+        self.x = torch.zeros(shape, device=device, dtype=pictures if setting.data == torch.uint8 else setting.data)
         self.y = torch.zeros((rows, batch), dtype=torch.int64, device=device)
         self.weight = torch.zeros((rows, batch), device=device)
         self.total = torch.zeros(rows, device=device)
@@ -174,14 +175,14 @@ class Program:
             self.counts.copy_(counts)
             self.update.reset()
 
-    def cut(self, images: Tensor, cuts: Cuts, pad: int) -> None:
-        """Load the next batch's images."""
-        if use_kernels(images):
+    def cut(self, x: Tensor, cuts: Cuts, pad: int) -> None:
+        """Load the next batch."""
+        if use_kernels(x) and self.setting.data == torch.uint8:
             from ..kernels.batches import cut_batches
 
-            cut_batches(images, cuts.order, cuts.down, cuts.right, cuts.mirrored, pad, out=self.x)
+            cut_batches(x, cuts.order, cuts.down, cuts.right, cuts.mirrored, pad, out=self.x)
         else:
-            self.x.copy_(cut_batches_plainly(images, cuts, pad))
+            self.x.copy_(cut_batches_plainly(x, cuts, pad))
 
     def step(self) -> None:
         self._replay()
@@ -189,7 +190,7 @@ class Program:
     def _step(self) -> None:
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.params.items()}
         with torch.enable_grad(), lift_convolutions(self.setting.dtype):
-            x = self.x.movedim(-1, -3)
+            x = order_axes(self.x, self.setting.data)
             mean, total = torch.vmap(self._lose)(leaves, self.given, Batch(x, self.y, self.weight, self.counts))
             gradients = torch.autograd.grad(
                 mean.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True

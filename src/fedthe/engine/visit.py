@@ -140,7 +140,7 @@ class Question(NamedTuple):
     """What one deployed client is asked."""
 
     row: int  # which of the deployed clients
-    x: np.ndarray  # uint8 [n, h, w, c]
+    x: np.ndarray  # [n, ...], as in Pool
     path: tuple[int | str, ...]  # what the draws of augmented views are keyed by
 
 

@@ -25,12 +25,13 @@ from .work import Work, prepare
 def run(config: Config | None = None, **settings: Any) -> Results:
     """Run an experiment, or continue it: `fedthe.run(methods=["fedthe"], rounds=10)` or `fedthe.run(config)`."""
     config = make_config((config.as_dict() if config else {}) | settings)
-    return run_prepared(config, *prepare(config))
+    return run_prepared(*prepare(config))
 
 
-def run_prepared(config: Config, methods: Mapping[str, Method], works: Sequence[Work]) -> Results:
+def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Results:
     """Run an experiment whose methods and federations `prepare` has made."""
-    began, folder = time.perf_counter(), config.folder
+    began, config = time.perf_counter(), works[0].config
+    folder = config.folder
     earlier = make_room(folder, config)
     about = {
         "config.json": config.as_dict(),

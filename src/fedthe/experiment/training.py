@@ -58,7 +58,7 @@ def deploy_all(config: Config, dataset: Dataset | None = None) -> Iterator[Deplo
         if isinstance(outcome, Failed):
             raise Failed(f"{next(iter(served))}, seed {work.run.seed}: {outcome}")
         for name, method in served.items():
-            states = deploy_some(method, work.run, config.training, outcome, work.engine, range(config.clients))
+            states = deploy_some(method, work.run, config.training, outcome, work.engine, range(len(work.run.shards)))
             yield Deployed(name, method, work.federation, work.run, states, work.engine, work.tests)
 
 

@@ -20,9 +20,8 @@ import torch
 from .. import records, store, tree
 from ..config import Config
 from ..corruptions import CORRUPTION_VERSION
-from ..data import load_dataset
 from ..data.plan import Federation, build
-from ..data.pool import Dataset, Pool
+from ..data.pool import Dataset
 from ..engine.evaluate import answer_one, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
@@ -34,16 +33,19 @@ from ..fingerprint import fingerprint
 from ..methods.base import Method
 from ..methods.compose import describe
 from ..methods.make import find_parts, make_methods
+from ..nets.net import Net
 from ..parallel import one_thread_of_torch
 from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
+from .data import check_methods, fit_to_data, load, pick_net
 from .results import ClientScore
 
 T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
+NO_EXAMPLES = "none"  # in place of a file's name: data that are no pictures
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
@@ -177,7 +179,9 @@ class Work:
         return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
 
     def keep_examples(self) -> dict[str, Any]:
-        """File the first images of some clients' streams, for the report; return the seed and the file's name."""
+        """File the first pictures of some clients' streams, for the report; return the seed and the file's name."""
+        if not self.federation.pool.is_pictures:
+            return {"seed": self.run.seed, "file": NO_EXAMPLES}
         name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
         path = self.folder / "examples" / f"{name}.npz"
         if not records.read_samples(path):
@@ -281,13 +285,19 @@ def split(items: Sequence[T], most: int) -> list[Sequence[T]]:
     return [items[first : first + most] for first in range(0, len(items), most)]
 
 
-def prepare(config: Config, dataset: Dataset | None = None) -> tuple[dict[str, Method], list[Work]]:
-    """The methods, and the federation of every seed. `dataset`: what the config names, if it is loaded already."""
+def prepare(
+    config: Config, dataset: Dataset | None = None, net: Net | None = None
+) -> tuple[dict[str, Method], list[Work]]:
+    """The methods, and the federation of every seed, whose config has what it left to the data filled in.
+
+    dataset: what the config names, if it is loaded already. net: the network, if the config does not name it.
+    """
     engine = get_engine(config.engine, config.device, config.precision, config.threads)
     find_parts(config)  # refuses bad ones before any data is loaded
-    dataset = dataset or load_dataset(config.dataset, natural=config.natural, size=config.size)
-    moments = dataset.pool.moments if config.standardize else None
-    methods = make_methods(config, len(dataset.pool.classes), *_check_images(dataset.pool, config), moments)
+    dataset = dataset or load(config)
+    config = fit_to_data(config, dataset)
+    methods = make_methods(config, net or pick_net(config, dataset.pool))
+    check_methods(methods, dataset.pool)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
     every = [each for name, method in methods.items() for each in _check_method(name, method)]
@@ -316,16 +326,6 @@ def _check_method(name: str, method: Method) -> tuple[Method, Method]:
         if "__eq__" not in vars(type(part)) and "__annotations__" in vars(type(part)):
             raise InputError(f"{name}: {type(part).__name__} has fields, so it must be a dataclass with eq.")
     return both
-
-
-def _check_images(pool: Pool, config: Config) -> tuple[int, int]:
-    """Channels and side of the pool's images. Refuse what networks cannot take."""
-    _, height, width, channels = pool.x.shape
-    if height != width:
-        raise InputError(f"{pool.name} has images of {height} x {width}; networks need square ones, so set size.")
-    if config.crop >= height:
-        raise InputError(f"crop must be less than the {height} pixels of a side, but is {config.crop}.")
-    return channels, height
 
 
 def pick_tests(config: Config, known: Iterable[str]) -> list[str]:

@@ -9,7 +9,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..nets.make import Moments, check_net, find_defaults, make_net
+from ..nets.make import check_net, find_defaults
+from ..nets.net import Net
 from ..text import find_nearest, quote
 from . import METHODS, STUDIES
 from .base import Method, Personal, Rounds
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from ..config import Config
 
 
-def make_methods(
-    config: Config, classes: int, channels: int, size: int, moments: Moments | None = None
-) -> dict[str, Method]:
-    net = make_net(config, classes, channels, size, moments)
+def make_methods(config: Config, net: Net) -> dict[str, Method]:
     made = {name: parts.on(net) for name, parts in find_parts(config).items()}
     for method in made.values():
         try:

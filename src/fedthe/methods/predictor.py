@@ -45,7 +45,7 @@ class Predictor:
         return found
 
     def answer_given(self, method: Method, mine: Tree, state: Tree, views: Tensor, x: Tensor) -> tuple[Answers, Tree]:
-        """A step of a scan: the answers to samples x [window, c, h, w] with their views."""
+        """A step of a scan: the answers to samples x [window, ...] with their views."""
 
         def draw(positions: Tensor) -> Tensor:
             if positions.device == views.device:
@@ -64,6 +64,11 @@ class Predictor:
     def augments(self) -> tuple[int, int]:
         """The augmented views of each sample: the number of steps, and of views per step."""
         return 0, 0
+
+    @property
+    def pictures_only(self) -> bool:
+        """Whether it cannot answer samples that are no pictures, as none with augmented views can."""
+        return self.augments[0] > 0
 
     @property
     def passes(self) -> tuple[int, int]:

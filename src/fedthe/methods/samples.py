@@ -32,7 +32,8 @@ Step = Callable[..., tuple[Answers, Tree]]
 
 
 class Samples:
-    """Samples x [n, c, h, w] of a stream, in order. `draw` gives the augmented views that the predictor asks for."""
+    """Samples x [n, ...] of a stream, in order. `draw` gives the augmented views, of pictures, that the predictor asks
+    for."""
 
     def __init__(self, x: Tensor, draw: Callable[[Tensor], Tensor]) -> None:
         self.x, self._draw = x, draw

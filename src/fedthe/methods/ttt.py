@@ -38,6 +38,10 @@ class Online(Predictor):
             return Answers(method.logits(mine | state, samples.x)), state
 
     @property
+    def pictures_only(self) -> bool:
+        return True
+
+    @property
     def passes(self) -> tuple[int, int]:
         return 4 * self.steps + 1, 4 * self.steps
 
@@ -50,6 +54,8 @@ def rotation_loss(params: Tree, net: Net, x: Tensor) -> Tensor:
 
 def turn(x: Tensor) -> Tensor:
     """x [n, c, h, w] turned by 0, 90, 180 and 270 degrees: [4, n, c, h, w]"""
+    if x.ndim != 4 or x.shape[2] != x.shape[3]:
+        raise InputError(f"ttt rotates square pictures, but a sample is {list(x.shape[1:])}; leave it out.")
     return torch.stack([x.rot90(quarters, (-2, -1)) for quarters in range(4)])
 
 

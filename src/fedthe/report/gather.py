@@ -97,7 +97,7 @@ def show_results(results: Results) -> Shown:
                 {
                     method: heads
                     for method in results.methods
-                    if (heads := score_heads(samples.get((method, seed), {}), results.tests, config.clients))
+                    if (heads := score_heads(samples.get((method, seed), {}), results.tests, config.client_count))
                 },
             )
             for seed, manifest in manifests.items()

@@ -139,7 +139,7 @@ def _check_rows(results: Results) -> None:
     for i, row in enumerate(results.rows, 1):
         where = f"line {i} of results.jsonl"
         check(vars(row), _ROW, where)
-        if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.clients:
+        if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.client_count:
             raise Malformed(f"{where} has a method, seed or client that config.json does not name")
         if row.right > row.samples or not math.isclose(row.accuracy, 100 * row.right / row.samples, abs_tol=1e-6):
             raise Malformed(f"{where} has {row.right} of {row.samples} correct, but accuracy {row.accuracy}")
@@ -288,7 +288,7 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
             for test, seeds in tests.items():
                 if method not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
                     raise Malformed(f"{method}.{test} has a method or seed that its config does not name")
-                if any(len(each) > config.clients or set(each) <= {None} for each in seeds.values()):
+                if any(len(each) > config.client_count or set(each) <= {None} for each in seeds.values()):
                     raise Malformed(f"{method}.{test} has too many clients, or none")
         for column, test in case["columns"].items():
             for row, cells in record["rows"].items():

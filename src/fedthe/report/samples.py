@@ -69,7 +69,7 @@ def pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples]) 
         places = [
             (k, i)
             for i in range(EXAMPLES)  # the first of each client before the second of any
-            for k in range(results.config.clients)
+            for k in range(results.config.client_count)
             if i < min(len(images.get(f"{test}/{k}", ())), len(judge.get(f"{test}/{k}/label", ())))
             if f"{test}/{k}/right" in judge
         ]

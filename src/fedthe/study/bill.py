@@ -19,6 +19,7 @@ from ..methods.base import Method, Predictor
 from ..methods.compose import describe
 from ..methods.make import make_methods
 from ..methods.memo import Memo
+from ..nets.make import make_net
 from ..store import content_hash
 from .figures.probing import MODES, PRETRAIN_EPOCHS
 from .tables import Table, plan_cases
@@ -59,9 +60,10 @@ def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | No
 def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[Bill]:
     """The cost of the trainings and answers that are not in `paid` yet; their hashes are added to it."""
     rows, classes = _measure_pool(config.dataset, config.size)
-    methods = make_methods(config, classes, 3, 32)
-    data = (config.dataset, config.size, config.clients, config.dirichlet, config.partition, config.train_fraction)
+    methods = make_methods(config, make_net(config, classes, 3, 32))
     for seed in config.seeds:
+        s = config.settings(seed)
+        data = (config.dataset, config.size, s.clients, s.dirichlet, s.partition, s.train_fraction)
         cores = set()  # trained here: other methods with the same core do not train the shared model again
         for trained, served in group_by_training(methods).items():
             key = content_hash(describe(trained), asdict(config.training), data, seed)
@@ -87,7 +89,7 @@ def _measure_pool(dataset: str, size: int | None) -> tuple[int, int]:
 
 
 def bill_training(config: Config, rows: int, bench: Bench | None, trains: bool) -> Bill:
-    there = count_sampled(config.clients, config.participation) / config.clients
+    there = count_sampled(config.client_count, config.participation) / config.client_count
     visits = rows * SPLIT[0] * config.train_fraction * (config.local_epochs * trains + config.personal_epochs)
     images = config.rounds * there * visits
     return Bill(1, config.rounds, images, 0, _time_images(config, images, bench))
@@ -110,7 +112,7 @@ def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None)
     tests = TESTS if config.tests is None else len(config.tests)
     samples = tests * rows * SPLIT[1] * config.test_fraction
     if config.samples is not None:
-        samples = min(samples, tests * config.clients * config.samples)
+        samples = min(samples, tests * config.client_count * config.samples)
     memo = _find(bench, ANSWER_MEMO)
     large, small = _find(bench, ROUNDS.get(config.net, ROUND), ROUND), _find(bench, ROUND)
     if memo is None or large is None or small is None:

@@ -30,7 +30,7 @@ def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:
     """Run the cases of a table, which share a dataset, or read the results of those that have run."""
     first = cases[0].config
     dataset = load_dataset(first.dataset, natural=first.natural, size=first.size)
-    return [(case, run_prepared(case.config, *prepare(case.config, dataset))) for case in cases]
+    return [(case, run_prepared(*prepare(case.config, dataset))) for case in cases]
 
 
 def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, Any]:

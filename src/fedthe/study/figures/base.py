@@ -57,7 +57,7 @@ def average(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
 
 def run_whole(config: Config, dataset: Dataset) -> Results:
     """Run an experiment, and raise if any part of it failed: a mean over the other seeds would be another figure."""
-    results = run_prepared(config, *prepare(config, dataset))
+    results = run_prepared(*prepare(config, dataset))
     for which, why in results.failures.items():
         raise Failed(f"{which}: {why}")
     return results

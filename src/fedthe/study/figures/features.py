@@ -22,8 +22,8 @@ def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """The features h of some samples, and h', moved towards the history, for a few clients of the first seed."""
     (deployed,) = deploy_all(replace(config, seeds=config.seeds[:1]), dataset)
     streams, ensemble = deployed.federation.tests, ensemble_of(deployed)
-    whole = [k for k in range(config.clients) if all(streams[test][k] is not None for test in deployed.tests)]
-    clients = (whole or list(range(config.clients)))[:FEW_CLIENTS]
+    whole = [k for k in range(config.client_count) if all(streams[test][k] is not None for test in deployed.tests)]
+    clients = (whole or list(range(config.client_count)))[:FEW_CLIENTS]
     found: dict[str, list[Any]] = {"test": [], "client": [], "without": [], "with": []}
     for each in watch(deployed, config.samples):
         if each.client in clients:

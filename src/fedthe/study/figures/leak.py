@@ -57,7 +57,7 @@ def deploy_reshuffled(frozen: Sequence[Deployed], config: Config) -> list[Deploy
         for first, (run, splits, progress) in zip(firsts, reached, strict=True):
             federation = lay_out(first.federation.dataset, first.federation.settings, splits)
             for name, method in served.items():
-                states = deploy_some(method, run, config.training, progress, first.engine, range(config.clients))
+                states = deploy_some(method, run, config.training, progress, first.engine, range(config.client_count))
                 leaked.append(replace(first, name=name, method=method, federation=federation, run=run, states=states))
     return leaked
 
@@ -68,7 +68,7 @@ def _train_reshuffled(
     """Train with splits redrawn before every round: the run and the splits of the last round, and the progress."""
     engine = seeds[0].engine
     runs, splits = [each.run for each in seeds], [list(each.federation.clients) for each in seeds]
-    reached = [start(method, config.clients, each.seed, engine.device) for each in seeds]
+    reached = [start(method, config.client_count, each.seed, engine.device) for each in seeds]
     for number in range(config.rounds):
         splits = [reshuffle(each.federation.clients, each.seed, number) for each in seeds]
         runs = [Run(each.seed, _resplit(each.run, some)) for each, some in zip(seeds, splits, strict=True)]

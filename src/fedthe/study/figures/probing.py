@@ -67,8 +67,8 @@ def deploy_probes(dataset: Dataset, config: Config, seed: int, engine: Engine) -
     begun = model.init(seed) | {"body": body}
     for mode in track("probing", MODES):
         method = Method(model, personal=Probe(mode))
-        progress = start_from(method, begun, config.clients, engine.device)
-        states = deploy_some(method, run, training, progress, engine, range(config.clients))
+        progress = start_from(method, begun, config.client_count, engine.device)
+        states = deploy_some(method, run, training, progress, engine, range(config.client_count))
         yield Deployed(mode, method, federation, run, states, engine, tests)
 
 

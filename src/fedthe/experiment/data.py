@@ -1,0 +1,95 @@
+"""From settings and data to what both mean together: clients, partition, augmentation, and a network that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..config import Config
+from ..data import load_dataset
+from ..data.plan import Federation
+from ..data.pool import Dataset, Pool
+from ..errors import InputError
+from ..methods.base import Method
+from ..nets.make import make_net
+from ..nets.net import Net
+from ..text import clean
+
+
+def load(config: Config) -> Dataset:
+    options = {name: getattr(config, name) for name in ("natural", "size", "square", "by_client")}
+    return load_dataset(config.dataset, **options)
+
+
+def settings_of(federation: Federation) -> dict[str, Any]:
+    """The settings of a run on a federation that is there already, on its seed and others."""
+    told = federation.settings.describe() | {"seeds": [federation.settings.seed], "dataset": federation.pool.name}
+    del told["seed"]
+    return told
+
+
+def fit_to_data(config: Config, dataset: Dataset) -> Config:
+    """The config with what it leaves to the data filled in. Refuse settings that the data gives no meaning."""
+    name, held = clean(dataset.pool.name), len(dataset.clients)
+    partition = config.partition or ("given" if held else "balanced")
+    if partition == "given" and not held:
+        raise InputError(f"{name} does not say which client holds which rows; choose another partition.")
+    if partition == "given":
+        for key, fits in (("clients", config.clients in (None, held)), ("dirichlet", config.dirichlet is None)):
+            if not fits:
+                raise InputError(
+                    f"{name} is held by {held} clients of its own; leave {key} out, or set partition=balanced to deal "
+                    "its rows anew."
+                )
+        config = replace(config, partition=partition, clients=held)
+    else:
+        settings = replace(config, partition=partition).settings(0)
+        uses = settings.describe()
+        config = replace(
+            config,
+            partition=partition,
+            clients=settings.clients,
+            dirichlet=uses.get("dirichlet"),
+            shards=uses.get("shards"),
+            feature_severity=uses.get("feature_severity"),
+        )
+    if not dataset.pool.is_pictures:
+        return _without_augmentation(config, name)
+    side = min(dataset.pool.x.shape[1:3])
+    if config.crop >= side:
+        raise InputError(f"crop must be less than the {side} pixels of a side, but is {config.crop}.")
+    return config
+
+
+def _without_augmentation(config: Config, name: str) -> Config:
+    """Data that are no pictures are neither flipped nor cropped."""
+    if config.standardize:
+        raise InputError(f"standardize is for pictures, and {name} has none; scale its features beforehand.")
+    return replace(config, flip=False, crop=0)
+
+
+def pick_net(config: Config, pool: Pool) -> Net:
+    """The network that the config names, for samples as the pool has them."""
+    if not pool.is_pictures:
+        raise InputError(
+            f"{config.net} is for pictures, and samples of {clean(pool.name)} are {pool.x.dtype} "
+            f"{list(pool.x.shape[1:])}; bring a network: fedthe.run(net=fedthe.wrap_module(...))."
+        )
+    _, height, width, channels = pool.x.shape
+    if height != width:
+        raise InputError(
+            f"{clean(pool.name)} has images of {height} x {width}, and {config.net} needs square ones; set square=crop "
+            "or square=pad."
+        )
+    moments = pool.moments if config.standardize else None
+    return make_net(config, len(pool.classes), channels, height, moments)
+
+
+def check_methods(methods: Mapping[str, Method], pool: Pool) -> None:
+    """Refuse methods that augment or rotate samples where these are no pictures."""
+    for name, method in methods.items():
+        if not pool.is_pictures and method.predictor.pictures_only:
+            raise InputError(
+                f"{name} works on augmented or rotated pictures, and {clean(pool.name)} has none; leave it out."
+            )
