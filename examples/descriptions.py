@@ -105,7 +105,7 @@ def main(path: Path | None) -> None:
     torch.set_num_threads(1)  # batches are small: a second thread gains little
     results = fedthe.run(
         name="descriptions",
-        methods=["fedavg", "fedavg_ft", "fedrod", "fedthe"],
+        methods=["fedavg", "fedavg_ft", "knn_per", "fedthe"],
         federation=make_federation(read_packages(path)),
         net=fedthe.wrap_module(WordNet, head="head"),
         seeds=[0, 1, 2],
@@ -115,7 +115,8 @@ def main(path: Path | None) -> None:
         lr=0.5,
         momentum=0.5,
     )
-    print(results.table())
+    print(results)
+    print(results.compare("fedthe", "fedavg_ft"))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def make_federation(recordings: dict[tuple[int, int, int], np.ndarray]) -> fedth
         clients.append(parts)
         other_arm.append(cut({e: x for e, x in other.items() if e in programme}, 50))
         new_exercises.append(cut({e: x for e, x in worn.items() if e not in programme}, 50))
-    tests = {"other-arm": other_arm, "new-exercises": new_exercises}
+    tests = {"other_arm": other_arm, "new_exercises": new_exercises}
     return fedthe.Federation.from_clients(clients, classes=EXERCISES, tests=tests, name="watch")
 
 
@@ -89,7 +89,7 @@ def main(path: Path) -> None:
     torch.set_num_threads(1)  # batches are small: a second thread gains little
     results = fedthe.run(
         name="watch",
-        methods=["fedavg", "fedavg_ft", "fedrod", "fedthe"],
+        methods=["fedavg", "fedavg_ft", "knn_per", "fedthe"],
         federation=make_federation(read_recordings(path)),
         net=fedthe.wrap_module(WatchNet, head="head"),
         seeds=[0, 1, 2],
@@ -99,7 +99,8 @@ def main(path: Path) -> None:
         lr=0.1,
         momentum=0.5,
     )
-    print(results.table())
+    print(results)
+    print(results.compare("fedthe", "fedavg_ft"))
 
 
 if __name__ == "__main__":

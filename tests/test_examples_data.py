@@ -76,12 +76,12 @@ def test_a_client_is_a_person_with_one_arm_and_four_exercises(wearers):
         ((person, arm),) = worn
         assert person == i + 1
         arms.append(arm)
-        x, y = tests["other-arm"][i]
+        x, y = tests["other_arm"][i]
         assert {(person, 1 - arm)} == {(row[0], row[1]) for row in x.reshape(-1, 6)}
         own = [set(labels.tolist()) for _, labels in parts.values()]
         assert own[0] == own[1] == own[2] == set(y.tolist())
         assert len(own[0]) == 4
-        x, y = tests["new-exercises"][i]
+        x, y = tests["new_exercises"][i]
         assert {(person, arm)} == {(row[0], row[1]) for row in x.reshape(-1, 6)}
         assert set(y.tolist()) == set(range(7)) - own[0]
     assert sorted(arms) == [0.0] * 5 + [1.0] * 5
@@ -89,7 +89,7 @@ def test_a_client_is_a_person_with_one_arm_and_four_exercises(wearers):
 
 def test_windows_are_labelled_whole_and_in_order_and_no_reading_is_in_two_parts(wearers):
     clients, tests = wearers
-    for x, y in [rows for parts in clients for rows in parts.values()] + tests["other-arm"] + tests["new-exercises"]:
+    for x, y in [rows for parts in clients for rows in parts.values()] + tests["other_arm"] + tests["new_exercises"]:
         assert x.dtype == np.float32
         assert x.shape == (len(y), 100, 6)
         np.testing.assert_array_equal(x[:, :, 2], np.repeat(y[:, None], 100, 1))  # of one recording
