@@ -185,7 +185,7 @@ def draw_case(random, tiny):
 def prepare(config):
     """All that a run refuses before it trains."""
     pick_engine(config.engine, config.device, config.precision)
-    make_methods(config, make_net(config, classes=2, channels=3, size=32))
+    make_methods(config, make_net(config, 2, (3, 32, 32)))
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
     for seed in config.seeds:
         build(dataset, config.settings(seed))

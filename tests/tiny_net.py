@@ -10,14 +10,14 @@ from torch.nn import functional as F
 
 from fedthe import tree
 from fedthe.engine.fit import LoopFit
-from fedthe.nets.net import Net, Start, fan_in
+from fedthe.nets.net import PictureNet, Start, fan_in
 from fedthe.types import Shard
 
 CLASSES = 3
 
 
 @dataclass(frozen=True)
-class Tiny(Net):
+class Tiny(PictureNet):
     """In the precision of its parameters."""
 
     @property

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from .methods import METHODS as METHODS
     from .methods.head_ensemble import head_ensemble as head_ensemble
     from .nets import NETS as NETS
+    from .nets.net import Defaults as Defaults
+    from .nets.net import Net as Net
+    from .nets.net import PictureNet as PictureNet
+    from .nets.wrap import wrap_module as wrap_module
 
 __version__ = "0.1.0"
 
@@ -35,6 +39,10 @@ _HOMES = {
     "Pool": ".data.pool",
     "InputError": ".errors",
     "NETS": ".nets",
+    "Defaults": ".nets.net",
+    "Net": ".nets.net",
+    "PictureNet": ".nets.net",
+    "wrap_module": ".nets.wrap",
     "METHODS": ".methods",
     "head_ensemble": ".methods.head_ensemble",
     "run": ".experiment.run",

@@ -68,6 +68,7 @@ class Config:
     net: str = "cnn"
     width: int = 1
     head_layers: int = 1
+    init: str | None = None  # a safetensors file with weights that every seed starts from; None: they are drawn
     standardize: bool = False  # pixels to mean 0, standard deviation 1 per channel, as the authors do; else to [-1, 1]
     # training
     rounds: int = 100

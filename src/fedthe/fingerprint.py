@@ -1,4 +1,4 @@
-"""A hash of the code of a user's own method: edited code is another method, with other results.
+"""A hash of the code of a user's own method or network: edited code is another one, with other results.
 
 The package's own code is not part of it: when a change of that changes numbers, FORMAT is raised. The hash covers the
 code as it runs, not its file: bytecode, constants and defaults of every function of the class and of its module, and of
@@ -46,10 +46,34 @@ def fingerprint(value: Any) -> str | None:
     return walk.sha.hexdigest()
 
 
+def digest(value: Any) -> str:
+    """A hash of any value by its content: what it holds, and the user's code in it."""
+    walk = _Walk(frozenset())
+    walk.visit(value)
+    return walk.sha.hexdigest()
+
+
+def list_layers(module: Any) -> list[tuple[str, type, dict[str, Any]]]:
+    """The layers of a torch module: path, class, and attributes and hooks, without weights."""
+    from torch.nn import Module
+
+    of_torch = {*vars(Module()), "_flat_weights", "_flat_weight_refs"}
+    layers = []
+    for path, layer in module.named_modules(remove_duplicate=False):
+        found = {name: value for name, value in sorted(vars(layer).items()) if name not in of_torch}
+        hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]  # their keys count all hooks ever
+        layers.append((path, type(layer), found | ({"hooks": hooks} if hooks else {})))
+    return layers
+
+
 def _list_parts(value: Any) -> Iterator[Any]:
     """The classes of a method, its predictor, its network and all other parts; and the functions among the parts."""
     if isinstance(value, types.FunctionType | types.MethodType | partial):
         yield value
+    elif _is_torch_module(value):
+        for _, kind, attributes in list_layers(value):
+            yield kind
+            yield from _list_parts(attributes)
     elif dataclasses.is_dataclass(value):
         yield type(value)
         for each in dataclasses.fields(value):
@@ -166,8 +190,8 @@ class _Walk:
             self.say("library", _name(value))
         elif wrapped is not None:
             self.visit(wrapped)
-        elif hasattr(type(value), "state_dict") and hasattr(type(value), "named_modules"):  # a torch module
-            self.visit((type(value), repr(value), dict(value.state_dict())))
+        elif _is_torch_module(value):
+            self.visit((list_layers(value), dict(value.state_dict())))
         else:
             self.visit(type(value))
             state = vars(value) if hasattr(value, "__dict__") else None
@@ -278,6 +302,10 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except Exception:
         return None
+
+
+def _is_torch_module(value: Any) -> bool:
+    return hasattr(type(value), "state_dict") and hasattr(type(value), "named_modules")
 
 
 def _is_torch_function(value: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .corruptions import CORRUPTIONS
+from .data.partition import say_partition
 from .data.plan import Federation
 from .data.shifts import CORRUPTED, Stream
 from .names import TEST_NAMES
@@ -23,9 +24,10 @@ COLUMNS = 14  # example images in a row
 
 def title_of(test: str, federation: Federation) -> str:
     """The display name of a test distribution; a natural shift is named after its pool."""
-    if test in federation.dataset.natural:
-        return f"natural:\n{clean(federation.dataset.natural[test].name, 30)}"
-    return TEST_NAMES[test].replace(" ", "\n")
+    if test in TEST_NAMES:
+        return TEST_NAMES[test].replace(" ", "\n")
+    name = federation.dataset.natural[test].name
+    return clean(test, 30) if name == test else f"natural:\n{clean(name, 30)}"
 
 
 def draw_clients(federation: Federation, path: Path) -> None:
@@ -55,7 +57,7 @@ def draw_clients(federation: Federation, path: Path) -> None:
     s = federation.settings
     axes.set_title(
         f"{clean(federation.pool.name)}: rows of each class by client\n"
-        f"{s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}",
+        f"{say_partition(s.partition, s.dirichlet, s.shards)}, seed {s.seed}",
         fontsize=10,
         parse_math=False,
     )

@@ -13,7 +13,6 @@ runs/NAME/results.jsonl      all scores of the run, one line per method, seed, t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import shlex
@@ -63,7 +62,7 @@ def save_progress(path: Path, progress: Progress) -> None:
         "skipped": list(progress.server.skipped),
         "clients": clients,
         "leaves": {part: list(leaves) for part, leaves in parts.items()},  # in their order
-        "tensors": _hash_tensors(tensors),
+        "tensors": tree.hash_leaves(tensors),
     }
     with store.whole_file(path) as part:
         save_file(tensors, part, metadata={"fedthe": json.dumps(facts), "sha256": _seal(path, facts)})
@@ -82,7 +81,7 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
             facts = _check_facts(path, file.metadata() or {})
             # copies, since alignment in the file would change the last bits of products
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  no dict
-        if _hash_tensors(tensors) != facts["tensors"]:
+        if tree.hash_leaves(tensors) != facts["tensors"]:
             raise Damaged(f"{path} was changed after it was written")
         parts = {
             part: {name: tensors[f"{part}.{name}"].to(device) for name in names}
@@ -97,14 +96,6 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
         raise  # says it already
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{path} is not a whole checkpoint ({flatten(error, 200)}); delete it to train again.") from None
-
-
-def _hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    sha = hashlib.sha256()
-    for name, leaf in sorted(tensors.items()):
-        sha.update(f"{name}\0{leaf.dtype}\0{list(leaf.shape)}\0".encode())
-        sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha.hexdigest()
 
 
 def _seal(path: Path, facts: Mapping[str, Any]) -> str:

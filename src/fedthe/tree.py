@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -106,3 +107,14 @@ def weighted_mean(trees: Tree | Sequence[Tree], weights: Sequence[float] | torch
 def count(tree: Mapping[str, Any]) -> int:
     """How many numbers the tree holds."""
     return sum(leaf.numel() for leaf in flatten(tree).values())
+
+
+def hash_leaves(flat: Mapping[str, torch.Tensor]) -> str:
+    """A hash of named tensors on the CPU, whatever their order."""
+    import torch
+
+    sha = hashlib.sha256()
+    for name, leaf in sorted(flat.items()):
+        sha.update(f"{name}\0{leaf.dtype}\0{list(leaf.shape)}\0".encode())
+        sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

@@ -283,7 +283,8 @@ def test_wrong_columns_are_refused(tmp_path: Path):
         ({"splits": np.array(["last night"] * 5 + [""] * 15)}, ["last night"]),
         ({"x": np.full((20, 2), np.inf)}, ["not finite"]),
     ):
-        fails(lambda spec=write_npz(file, **change): load_dataset(spec), *words)
+        spec = write_npz(file, **change)
+        fails(lambda spec=spec: load_dataset(spec), *words)
     fails(lambda: load_dataset(write_npz(file), size=16), "no pictures")
     fails(lambda: load_dataset(write_npz(file), by_client=True), "by_client")
 

@@ -147,7 +147,7 @@ def test_a_longer_run_leaves_the_clients_file_of_the_shorter_alone(data, tmp_pat
 def test_methods_that_share_a_training_train_once():
     ids = ["fedavg", "memo_g", "fedavg_ft", "memo_p", "t3a", "knn_per", "gma", "apfl", "fedrep", "ditto", "fedrod"]
     config = Config(methods=(*ids, "ttt", "fedthe", "fedthe_plus"))
-    groups = group_by_training(make_methods(config, make_net(config, 10, 3, 32)))
+    groups = group_by_training(make_methods(config, make_net(config, 10, (3, 32, 32))))
     assert len(groups) == 8
     assert next(iter(groups.values())).keys() == set(ids[:6])
 
@@ -248,7 +248,7 @@ def test_standardized_images_are_another_training(data, tmp_path):
         for asked in (False, True)
     )
     assert plain.trainings.keys().isdisjoint(other.trainings)
-    net = make_net(Config(standardize=True), 3, 3, 16, ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))
+    net = make_net(Config(standardize=True), 3, (3, 16, 16), ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)))
     assert (net.means, net.deviations) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 

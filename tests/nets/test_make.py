@@ -36,7 +36,7 @@ def test_a_network_of_a_plugin_may_have_defaults(monkeypatch):
     monkeypatch.setitem(NETS, "plain", CNN)
     config = make_config({"net": "slow", "methods": ["fedthe"]})
     assert config.training.optimizer == Optimizer("adam", 0.002)
-    assert make_methods(config, make_net(config, 3, 3, 32))["fedthe"].predictor.search.lr == 0.3
+    assert make_methods(config, make_net(config, 3, (3, 32, 32)))["fedthe"].predictor.search.lr == 0.3
     assert make_config({"net": "slow", "lr": 0.5}).training.optimizer == Optimizer("adam", 0.5)
     assert make_config({"net": "slow", "optimizer": "sgd"}).training.optimizer == Optimizer()
     assert make_config({"net": "plain"}).training.optimizer == Optimizer()

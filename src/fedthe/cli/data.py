@@ -89,12 +89,33 @@ def verify(name: Name, as_json: Json = False) -> None:
 @app.command()
 def show(
     spec: Annotated[str, typer.Argument(help="A dataset of `fedthe data list`, or NAME:PATH, such as npz:mine.npz.")],
-    clients: Annotated[int, typer.Option(help="The number of clients.")] = 20,
+    clients: Annotated[
+        int | None, typer.Option(help="The number of clients.", show_default="those that the data has, or 20")
+    ] = None,
     dirichlet: Annotated[
-        float, typer.Option(help="The higher, the more similar the clients' class mixes: 0.1 or 10, for example.")
-    ] = 0.1,
+        float | None,
+        typer.Option(help="The higher, the more similar the clients: 0.1 or 10, for example.", show_default="0.1"),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The seed of every random draw.")] = 0,
-    partition: Annotated[str, typer.Option(help="balanced (all clients the same size) or unbalanced.")] = "balanced",
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="balanced (all clients the same size), unbalanced, quantity, shards, iid, or given.",
+            show_default="given if the data says who holds what, else balanced",
+        ),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Shards of classes per client, with --partition shards.", show_default="2")
+    ] = None,
+    feature_shift: Annotated[
+        str, typer.Option(help="What is done to all pictures of a client, in its own way: none, corruption, rotation.")
+    ] = "none",
+    by_client: Annotated[
+        bool, typer.Option("--by-client", help="The folder holds a folder per client, each with a folder per class.")
+    ] = False,
+    square: Annotated[
+        str | None, typer.Option(help="Your pictures that are not square: crop or pad.", show_default="refuse them")
+    ] = None,
     severity: Annotated[int, typer.Option(help="The severity of the corruptions, 1 to 5.")] = 5,
     natural: Annotated[
         str | None,
@@ -112,20 +133,33 @@ def show(
     SPEC is a dataset of `fedthe data list`, or NAME:PATH, such as npz:mine.npz or folder:photos.
     """
     from .. import pictures
-    from ..data import load_dataset
-    from ..data.plan import Settings, build
+    from ..config import make_config
+    from ..data.plan import build
+    from ..experiment.data import fit_to_data, load
     from ..store import make_folder, write_json
 
-    settings = Settings(clients, dirichlet, seed, partition, severity, frost)  # type: ignore[arg-type]
+    given: dict[str, Any] = {
+        "dataset": spec,
+        "clients": clients,
+        "dirichlet": dirichlet,
+        "partition": partition,
+        "shards": shards,
+    }
+    given |= {"feature_shift": feature_shift, "by_client": by_client, "square": square, "severity": severity}
+    given |= {"natural": natural, "size": size, "frost": frost, "seeds": [seed], "crop": 0}
+    config = make_config(given)
     with bars():
-        federation = build(load_dataset(spec, natural=natural, size=size), settings)
+        dataset = load(config)
+        federation = build(dataset, fit_to_data(config, dataset).settings(seed))
         _ = federation.manifest  # reads the frost folder
         make_folder(out)  # fail now, not after the long part
-        _ = federation.corrupted
+        names = ["clients.png", "manifest.json"]
         pictures.draw_clients(federation, out / "clients.png")
-        pictures.draw_tests(federation, out / "tests.png")
+        if federation.pool.is_pictures:
+            names.insert(1, "tests.png")
+            pictures.draw_tests(federation, out / "tests.png")
         write_json(out / "manifest.json", federation.manifest)
-    files = [str(out / name) for name in ("clients.png", "tests.png", "manifest.json")]
+    files = [str(out / name) for name in names]
     if as_json:
         print(json.dumps(_summarize(federation) | {"files": files}))
     else:
@@ -136,7 +170,7 @@ def show(
 def _summarize(federation: Federation) -> dict[str, Any]:
     return {
         "dataset": federation.pool.name,
-        "settings": federation.settings.__dict__,
+        "settings": federation.settings.describe(),
         "classes": list(federation.pool.classes),
         "clients": federation.class_counts.tolist(),
         "tests": {
@@ -149,18 +183,22 @@ def _summarize(federation: Federation) -> dict[str, Any]:
 
 
 def _print_federation(federation: Federation) -> None:
+    from ..data.partition import say_partition
     from ..text import clean
 
     pool, s = federation.pool, federation.settings
-    height, width, channels = pool.x.shape[1:]
+    kind = {"u": "images", "f": "samples", "i": "samples of tokens"}[pool.x.dtype.kind]
     print(
-        f"{clean(pool.name)}: {len(pool):,} images of {height}x{width}x{channels}, {len(pool.classes)} classes; "
-        f"{s.clients} clients, {s.partition} Dirichlet({s.dirichlet:g}), seed {s.seed}\n"
+        f"{clean(pool.name)}: {len(pool):,} {kind} of {'x'.join(map(str, pool.x.shape[1:])) or 'one number'}, "
+        f"{len(pool.classes)} classes; {s.clients} clients, {say_partition(s.partition, s.dirichlet, s.shards)}, "
+        f"seed {s.seed}\n"
     )
     holds = make_table("client", "train", "val", "test", "classes", title="What the clients hold")
+    own = federation.dataset.clients if s.partition == "given" else ()
+    names = [each.name for each in own] or [str(k) for k in range(s.clients)]
     for k, split in enumerate(federation.clients[:MOST]):
         parts = (str(len(rows)) for rows in (split.train, split.val, split.test))
-        holds.add_row(str(k), *parts, _describe_mix(federation.class_counts[k], pool.classes))
+        holds.add_row(clean(names[k], 20), *parts, _describe_mix(federation.class_counts[k], pool.classes))
     print_rich(holds)
     if s.clients > MOST:
         print(f"(and {s.clients - MOST} more clients)")
@@ -169,7 +207,7 @@ def _print_federation(federation: Federation) -> None:
         sizes = [len(stream) for stream in streams if stream is not None]
         least, most = min(sizes, default=0), max(sizes, default=0)
         shift = federation.dataset.natural.get(name)
-        label = f"{name} ({clean(shift.name)})" if shift else name
+        label = f"{name} ({clean(shift.name)})" if shift and shift.name != name else name
         tests.add_row(label, str(len(sizes)), f"{least}" if least == most else f"{least} to {most}", f"{sum(sizes):,}")
     print_rich(tests)
     for note in federation.notes:

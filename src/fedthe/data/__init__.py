@@ -83,12 +83,14 @@ DATASETS: dict[str, Source] = {
         advice="name a folder that has a folder of images per class",
         lies="path",
         files=folder.list_files,
+        options=("square", "by_client"),
     ),
     "npz": Source(
         npz.load,
         about="your arrays images and labels: npz:PATH",
         advice="save one with the arrays images and labels",
         lies="path",
+        options=("square",),
     ),
 }
 
@@ -136,14 +138,13 @@ def load_dataset(
 
 
 def _pick_options(name: str, source: Source, square: Square | None, by_client: bool) -> dict[str, Any]:
-    """The options for a user's own data. Refuse those that would have no effect."""
-    if square is not None and source.lies != "path":
-        raise InputError(f"square is for pictures of your own, and {name} has its own shape; leave square out.")
-    if by_client and name != "folder":
-        how = "an npz file is, if it has an array clients" if name == "npz" else "use folder:PATH"
-        raise InputError(f"by_client is for folders, not for {name}; {how}.")
-    given = {"square": square, "by_client": by_client}
-    return {option: value for option, value in given.items() if value}
+    """The options that are set. Refuse those that the source does not take."""
+    given = {option: value for option, value in (("square", square), ("by_client", by_client)) if value}
+    for option in given:
+        if option not in source.options:
+            what = "pictures" if option == "square" else "folders"
+            raise InputError(f"{option} is for {what} of your own, not for {name}; leave it out.")
+    return given
 
 
 def find(name: str, home: Path | None = None) -> Path | None:

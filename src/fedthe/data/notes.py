@@ -25,7 +25,7 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
         notes.append("natural: not available, mixture made of three parts")
     notes += list_feature_shifts(settings)
     for name, shift in dataset.natural.items():
-        which = f"{name} ({call(shift)})"
+        which = name if call(shift) == name else f"{name} ({call(shift)})"
         missing = sorted(set(range(len(shift.classes))) - set(shift.labels.tolist()))
         if missing:
             notes.append(f"{which}: has no {', '.join(clean(shift.classes[c]) for c in missing)}")

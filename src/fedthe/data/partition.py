@@ -72,6 +72,21 @@ def split_rows(rows: np.ndarray, seed: int, client: int) -> Split:
     return _split(rows, rng.key(seed, "split", client))
 
 
+def say_partition(kind: Partition | None, dirichlet: float | None, shards: int | None) -> str:
+    """How rows come to clients, in a few words."""
+    match kind:
+        case "quantity":
+            return f"quantity skew Dirichlet({dirichlet:g})"
+        case "shards":
+            return f"{shards} shards each"
+        case "iid":
+            return "no skew"
+        case "given":
+            return "as the data is held"
+        case _:
+            return f"{kind or 'balanced'} Dirichlet({0.1 if dirichlet is None else dirichlet:g})"
+
+
 def check_dirichlet(dirichlet: float) -> None:
     """Refuse values whose Gamma quantiles underflow or overflow; clients are alike, or hold one class, long before."""
     if not 1e-6 <= dirichlet <= 1e9:

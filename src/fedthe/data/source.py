@@ -15,7 +15,7 @@ from ..store import content_hash, expand
 from ..text import clean, find_nearest, flatten
 from .pool import Dataset, Pool
 
-Load = Callable[..., Dataset]  # (path of the dataset, image size or None for its own); a user's data: and options
+Load = Callable[..., Dataset]  # (path of the dataset, image size or None for its own, **options of the source)
 Shift = Callable[[Path, Pool], "Pool | None"]  # (path of the dataset, its pool) -> the shift; None: not on disk
 
 
@@ -30,6 +30,7 @@ class Source:
     load_test: Callable[[Path], Pool] | None = None  # published with the pool but not part of it: only verified
     files: Callable[[Path], list[Path]] = lambda path: [path]  # those that `load` and `load_test` decode
     digest: str | None = None  # content_digest of the published data, if known
+    options: tuple[str, ...] = ()  # of `load_dataset`, that `load` takes: square, by_client
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def pick_shifts(name: str, source: Source, path: Path, dataset: Dataset, natural
 
 def content_digest(source: Source, path: Path) -> str:
     """SHA-256 of all that was published: the pool at its own size, and the test set if there is one."""
-    digests = [source.load(path, None).pool.digest]
+    options = {"square": "crop"} if "square" in source.options else {}  # whether it is readable is all that is asked
+    digests = [source.load(path, None, **options).pool.digest]
     if source.load_test:
         digests.append(source.load_test(path).digest)
     return content_hash(digests)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..config import Config
 from ..data import load_dataset
 from ..data.plan import Federation
@@ -15,6 +18,7 @@ from ..methods.base import Method
 from ..nets.make import make_net
 from ..nets.net import Net
 from ..text import clean
+from ..types import scale
 
 
 def load(config: Config) -> Dataset:
@@ -71,19 +75,13 @@ def _without_augmentation(config: Config, name: str) -> Config:
 
 def pick_net(config: Config, pool: Pool) -> Net:
     """The network that the config names, for samples as the pool has them."""
-    if not pool.is_pictures:
-        raise InputError(
-            f"{config.net} is for pictures, and samples of {clean(pool.name)} are {pool.x.dtype} "
-            f"{list(pool.x.shape[1:])}; bring a network: fedthe.run(net=fedthe.wrap_module(...))."
-        )
-    _, height, width, channels = pool.x.shape
-    if height != width:
-        raise InputError(
-            f"{clean(pool.name)} has images of {height} x {width}, and {config.net} needs square ones; set square=crop "
-            "or square=pad."
-        )
     moments = pool.moments if config.standardize else None
-    return make_net(config, len(pool.classes), channels, height, moments)
+    return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments)
+
+
+def take_samples(pool: Pool) -> Tensor:
+    """Two samples, as networks take them."""
+    return scale(torch.from_numpy(pool.x[:2]))
 
 
 def check_methods(methods: Mapping[str, Method], pool: Pool) -> None:

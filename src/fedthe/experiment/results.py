@@ -21,6 +21,7 @@ from ..data.pool import Pool
 from ..errors import Damaged, InputError
 
 FILES = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
+NO_EXAMPLES = "none"  # in place of the name of a file of examples: data that are no pictures
 ELSEWHERE = ("rows", "config", "environment")  # fields of results that are not in summary.json
 
 Cells = dict[str, dict[str, tuple[float, float | None]]]  # by method and test: mean and standard deviation
@@ -173,7 +174,9 @@ def _reduce_clients(
 def name_shift(test: str, pool: Pool) -> str:
     """The title of a natural shift: the pool it comes from, and how many classes that has if not all."""
     present = len(np.unique(pool.labels))
-    return f"{test} ({pool.name}{f', {present} classes' if present < len(pool.classes) else ''})"
+    few = f"{present} classes" if present < len(pool.classes) else ""
+    about = ", ".join(each for each in (pool.name if pool.name != test else "", few) if each)
+    return f"{test} ({about})" if about else test
 
 
 def write_results(results: Results, about: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from ..engine.evaluate import answer_one, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
 from ..engine.shards import Shards
+from ..engine.stack import Stack
 from ..engine.train import deploy_some, start
 from ..engine.visit import Engine, Progress, Question, Run
 from ..errors import Damaged, Failed, InputError, code_of_a_method
@@ -39,13 +40,12 @@ from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
-from .data import check_methods, fit_to_data, load, pick_net
-from .results import ClientScore
+from .data import check_methods, fit_to_data, load, pick_net, take_samples
+from .results import NO_EXAMPLES, ClientScore
 
 T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
-NO_EXAMPLES = "none"  # in place of a file's name: data that are no pictures
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
 
 
@@ -296,7 +296,9 @@ def prepare(
     find_parts(config)  # refuses bad ones before any data is loaded
     dataset = dataset or load(config)
     config = fit_to_data(config, dataset)
-    methods = make_methods(config, net or pick_net(config, dataset.pool))
+    net = net or pick_net(config, dataset.pool)
+    net.check(take_samples(dataset.pool), stacked=isinstance(engine, Stack))
+    methods = make_methods(config, net)
     check_methods(methods, dataset.pool)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from ..errors import InputError
@@ -69,9 +70,12 @@ def compose(net: Net, recipe: Recipe) -> Method:
 
 
 def describe(value: Any) -> dict[str, Any]:
-    """A method or a part as plain data, for records: its class and its hyperparameters, nested ones too."""
+    """A method or a part as plain data, for records: its class and its hyperparameters, nested ones too.
+
+    Fields that do not take part in a comparison are left out, as the module of a wrapped one.
+    """
     values: dict[str, Any] = {"is": f"{type(value).__module__}.{type(value).__qualname__}"}
-    for each in fields(value):
+    for each in filter(attrgetter("compare"), fields(value)):
         inner = getattr(value, each.name)
         values[each.name] = describe(inner) if is_dataclass(inner) else inner
     return values

@@ -17,7 +17,8 @@ class FedRoD(Personal):
     def keep(self, net: Net, params: Tree) -> Tree:
         # The paper does not say how the personal head starts. With a last layer of zeros it adds nothing, so a client
         # starts as the generic model; the layer before it, where there is one, is not zero, or neither would learn.
-        return {"personal": params["head"] | {"out": torch.zeros_like(params["head"]["out"])}}
+        last = {name: torch.zeros_like(leaf) for name, leaf in params["head"].items() if name in ("out", "bias")}
+        return {"personal": params["head"] | last}
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
         return fit(self.loss, {"personal": mine["personal"]}, shared)

@@ -25,8 +25,8 @@ class T3A(Predictor):
             raise InputError(f"t3a: m, the slots of a class, must be at least 1, but is {self.m}.")
 
     def check(self, method: Method) -> None:
-        if method.net.head_layers != 1:
-            raise InputError(f"t3a needs a head of one linear layer, but head_layers is {method.net.head_layers}.")
+        if "hidden" in method.net.head_starts():
+            raise InputError("t3a needs a head of one linear layer, but head_layers is 2.")
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         rows = mine["head"]["out"]  # the first support of each class is its own weight vector

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..tree import Tree
 from .layers import add_positions, attend, linear_add
-from .net import Net, Start, norm
+from .net import PictureNet, Start, norm
 
 DIM, HEADS, LAYERS = 128, 2, 4
 
@@ -38,7 +38,7 @@ def _norm(x: Tensor, params: Tree) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CCT4(Net):
+class CCT4(PictureNet):
     @property
     def feature_dim(self) -> int:
         return DIM

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from ..errors import InputError
 from ..tree import Tree
-from .net import Net, Start, fan_in
+from .net import PictureNet, Start, fan_in
 
 
 @dataclass(frozen=True)
-class CNN(Net):
+class CNN(PictureNet):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size < 16:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from ..errors import InputError
+from ..foreign import explain
 from ..text import find_nearest, quote
 from . import NETS
-from .net import Net
-from .standardized import standardize
+from .net import Defaults as Defaults
+from .net import Net, PictureNet
+from .standardized import Standardized, standardize
+from .started import Started, start_from_file
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -17,18 +22,7 @@ if TYPE_CHECKING:
 Moments = tuple[tuple[float, ...], tuple[float, ...]]  # means and standard deviations of an image's channels
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """How a network is trained unless the settings say otherwise."""
-
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 5e-4
-    search_lr: float | None = None  # of FedTHE's search for e; None: the method's
-
-
-# The paper's. A plugin's network may have its own in a class attribute `defaults`.
+# The paper's. Another network may have its own in an attribute `defaults` of its class or function.
 DEFAULTS = {
     "cnn": Defaults(),
     "resnet20_gn": Defaults(momentum=0.9),
@@ -41,9 +35,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def find_defaults(name: str) -> Defaults:
-    """The paper's, the plugin's, or the general ones, even for an unknown name."""
-    found = DEFAULTS.get(name) or getattr(NETS.get(name), "defaults", Defaults())
+def find_defaults(net: str | Net) -> Defaults:
+    """Those of a network, or of a name: the paper's, the plugin's, or the general ones, even for an unknown name."""
+    if isinstance(net, Started | Standardized):
+        return find_defaults(net.inner)
+    names = [name for name, known in NETS.items() if known is type(net)]
+    name = net if isinstance(net, str) else (names or [type(net).__name__])[0]
+    found = DEFAULTS.get(name) or getattr(NETS.get(name) if isinstance(net, str) else net, "defaults", Defaults())
     if not isinstance(found, Defaults):
         raise InputError(f"the network {name} has defaults that are no fedthe.nets.make.Defaults: {quote(found)}.")
     return found
@@ -59,9 +57,47 @@ def takes_width(name: str) -> bool:
     return "width" in getattr(NETS[name], "__dataclass_fields__", {})  # a plugin's need not be a dataclass
 
 
-def make_net(config: Config, classes: int, channels: int, size: int, moments: Moments | None = None) -> Net:
-    """The network of the settings; with moments, it standardizes its images."""
+def make_net(config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None) -> Net:
+    """The network of the settings, for samples of a shape: (channels, size, size) for images.
+
+    With moments, it standardizes its images.
+    """
     check_net(config.net)
-    more = {"width": config.width} if takes_width(config.net) else {}
-    net = NETS[config.net](classes, channels, size, config.head_layers, **more)
-    return net if moments is None else standardize(net, *moments)
+    options = {"width": config.width} if takes_width(config.net) else {}
+    net = as_net(NETS[config.net], classes, shape, config.net, head_layers=config.head_layers, **options)
+    if moments is not None:
+        if not isinstance(net, PictureNet):
+            raise InputError(f"{config.net} cannot be standardized; leave standardize out, and scale in its forward.")
+        net = standardize(net, *moments)
+    return net if config.init is None else start_from_file(net, config.init)
+
+
+def as_net(value: Any, classes: int, shape: Sequence[int], name: str | None = None, **options: Any) -> Net:
+    """A network for that many classes and samples of that shape, from a Net, a class of them, or a function.
+
+    A class for images is called with classes, channels and size, and with `options`; any other class or function with
+    classes and the shape.
+    """
+    name, shape = name or getattr(value, "__name__", type(value).__name__), tuple(shape)
+    if isinstance(value, type) and issubclass(value, PictureNet):
+        if len(shape) != 3 or shape[1] != shape[2]:
+            square = "set square=crop or square=pad, or " if len(shape) == 3 else ""
+            raise InputError(
+                f"{name} takes square images, but a sample has the shape {list(shape)}; {square}"
+                "bring a network for it: net=FILE.py:NAME, or fedthe.wrap_module."
+            )
+        net: Any = value(classes, *shape[:2], **options)
+    elif options.get("head_layers", 1) != 1:
+        raise InputError(f"{name} has a head of its own; leave head_layers out.")
+    elif isinstance(value, Net | nn.Module) or not callable(value):
+        net = value
+    else:
+        with explain(f"{name} cannot be made for {classes} classes and samples of shape {list(shape)}"):
+            net = value(classes, shape)
+    if isinstance(net, nn.Module):
+        raise InputError(f"{name} is a torch module; make it a network with fedthe.wrap_module(module, head=NAME).")
+    if not isinstance(net, Net):
+        raise InputError(f"{name} is no network, but {quote(net)}; give a fedthe.Net, its class, or a function.")
+    if net.classes != classes:
+        raise InputError(f"{name} tells {net.classes} classes apart, but the data has {classes}.")
+    return net

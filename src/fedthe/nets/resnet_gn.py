@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..tree import Tree
 from .layers import conv_residual, norm_relu
-from .net import Net, Start, norm
+from .net import PictureNet, Start, norm
 
 WIDEST = 64  # a billion parameters per client
 
@@ -24,7 +24,7 @@ def _conv(out: int, into: int, side: int) -> Start:
 
 
 @dataclass(frozen=True)
-class ResNet20GN(Net):
+class ResNet20GN(PictureNet):
     width: int = 1  # 4 for ImageNet-32
     groups: int = 2
 

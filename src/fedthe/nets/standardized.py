@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ..tree import Tree
-from .net import Net, Start
+from .net import PictureNet, Start
 
 
 @dataclass(frozen=True)
-class Standardized(Net):
-    inner: Net = field(kw_only=True)
+class Standardized(PictureNet):
+    inner: PictureNet = field(kw_only=True)
     means: tuple[float, ...] = field(kw_only=True)  # of each channel of images in [-1, 1]
     deviations: tuple[float, ...] = field(kw_only=True)
 
@@ -47,6 +47,6 @@ class Standardized(Net):
         return self.inner.head(head, h)
 
 
-def standardize(net: Net, means: tuple[float, ...], deviations: tuple[float, ...]) -> Standardized:
+def standardize(net: PictureNet, means: tuple[float, ...], deviations: tuple[float, ...]) -> Standardized:
     shape = (net.classes, net.channels, net.size, net.head_layers)
     return Standardized(*shape, inner=net, means=means, deviations=deviations)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..config import Config, make_config
 from ..errors import InputError
-from ..experiment.results import Results
+from ..experiment.results import NO_EXAMPLES, Results
 from ..names import name_method, name_test
 from ..study.draw import describe_settings
 from ..study.reproduce import FREE, find_comparable, list_clients, list_unchecked, say_unchecked, time_samples
@@ -143,7 +143,7 @@ def _note_missing(
             f"No per-sample data of {'; '.join(missing)}: files in answers or samples are missing, damaged or of an "
             "earlier version. Delete the folder samples and run the same command again, which trains nothing."
         )
-    elif samples and not examples:
+    elif samples and not examples and results.examples["file"] != NO_EXAMPLES:
         notes.append(f"There are no examples: examples/{results.examples['file']}.npz is missing or damaged.")
     seeds = [str(seed) for seed, manifest in manifests.items() if manifest is None]
     if seeds:

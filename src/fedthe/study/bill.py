@@ -60,7 +60,7 @@ def bill_tables(tables: Iterable[tuple[Table, Sequence[str]]], bench: Bench | No
 def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[Bill]:
     """The cost of the trainings and answers that are not in `paid` yet; their hashes are added to it."""
     rows, classes = _measure_pool(config.dataset, config.size)
-    methods = make_methods(config, make_net(config, classes, 3, 32))
+    methods = make_methods(config, make_net(config, classes, (3, 32, 32)))
     for seed in config.seeds:
         s = config.settings(seed)
         data = (config.dataset, config.size, s.clients, s.dirichlet, s.partition, s.train_fraction)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.partition import say_partition
 from ..names import PROBE_NAMES, name_method
 from ..pictures import save
 from ..text import clean
@@ -311,7 +312,7 @@ def describe_settings(config: Measured, trained: str = "") -> str:
         clean(Path(where).stem or kind, 30),
         config["net"],
         f"{config['clients']} clients",
-        f"Dirichlet {config['dirichlet']:g}",
+        _say_partition(config),
         trained or f"{config['rounds']} round{'s' if config['rounds'] != 1 else ''}",
         seeds,
     ]
@@ -320,6 +321,13 @@ def describe_settings(config: Measured, trained: str = "") -> str:
     if config["samples"]:
         parts.append(f"at most {config['samples']} samples of each test")
     return ", ".join(parts)
+
+
+def _say_partition(config: Measured) -> str:
+    kind = config.get("partition")  # missing in older files
+    if kind in (None, "balanced"):
+        return f"Dirichlet {config['dirichlet']:g}"
+    return say_partition(kind, config["dirichlet"], config.get("shards"))
 
 
 def _say_spread(measured: Measured, what: str) -> str:
