@@ -1,7 +1,7 @@
-"""A method of your own in one file: FedProx (Li et al. 2020, https://arxiv.org/abs/1812.06127), beside FedAvg.
+"""A method of your own in one file: MOON (Li et al. 2021, https://arxiv.org/abs/2103.16257), beside FedAvg.
 
-FedProx is FedAvg with one more term in the local loss, mu / 2 * ||w - received||^2, which keeps the client's model near
-the one it received.
+MOON is FedAvg with one more term in the local loss: a sample's features should be more like those of the received model
+than like those of the model that the client trained last. So a client keeps the body that it trained last.
 
 The run shows how to add a method. One seed and a few rounds do not tell which of the two is better.
 """
@@ -14,33 +14,42 @@ import torch
 from torch import Tensor
 
 import fedthe
-from fedthe import tree
 from fedthe.errors import InputError
 from fedthe.methods.base import Batch, Fit, Fitted, Net, Rounds, Shard, Tree
+from fedthe.methods.losses import cross_entropy
 
 
 @dataclass(frozen=True)
-class FedProx(Rounds):
-    mu: float = 0.1  # the weight of the proximal term
+class Moon(Rounds):
+    mu: float = 1.0  # the weight of the contrast
+    temperature: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise InputError(f"fedprox: mu must not be negative, but it is {self.mu}.")
+        if self.mu < 0 or self.temperature <= 0:
+            raise InputError("moon: mu must not be negative, and temperature must be positive.")
+
+    def keep(self, net: Net, params: Tree) -> Tree:
+        return {"previous": params["body"]}
 
     def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
-        return fit(self.proximal_loss, shared, given=shared)
+        given = {"received": shared["body"], "previous": mine["previous"]}
+        trained, losses, _ = fit(self.contrastive_loss, shared, given)
+        return Fitted(trained, losses, {"previous": trained["body"]})
 
-    def proximal_loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
-        squares = tree.map_leaves(lambda w, received: (w - received).square().sum(), params, given)
-        return self.loss(net, params, {}, batch) + self.mu / 2 * sum(tree.flatten(squares).values())
+    def contrastive_loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
+        z = net.features(params["body"], batch.x)
+        others = [net.features(given[name], batch.x) for name in ("received", "previous")]
+        alike = torch.stack([torch.cosine_similarity(z, other, dim=-1) for other in others], -1) / self.temperature
+        contrast = cross_entropy(alike, torch.zeros_like(batch.y))  # the received model is the right one of the two
+        return self.loss(net, params, {}, batch) + self.mu * contrast
 
 
 def main() -> None:
     torch.set_num_threads(1)  # batches are small: a second thread gains little
-    fedthe.METHODS["fedprox"] = FedProx
+    fedthe.METHODS["moon"] = Moon
     results = fedthe.run(
         name="my_method",
-        methods=["fedavg", "fedprox"],
+        methods=["fedavg", "moon"],
         dataset="glyphs",
         size=20,
         clients=4,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +31,17 @@ def make_pool(labels: np.ndarray, name: str = "made", classes: int | None = None
     seed = zlib.crc32(name.encode())  # two pools share no image
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), size, size, 3), dtype=np.uint8)
     return Pool(name, images, labels, tuple(f"class {c}" for c in range(classes or int(labels.max()) + 1)))
+
+
+def load_example(name: str) -> ModuleType:
+    """examples/NAME.py as a module; nothing of it is run."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module
+    spec.loader.exec_module(module)
+    return module
 
 
 def fails(call: Callable[[], object], *words: object) -> str:

@@ -575,6 +575,39 @@ def per_fedavg_local(params, batches, lr, weight_decay, inner_lr, first_order):
     return params
 
 
+def fedprox_local(w, batches, lr, weight_decay, mu):
+    """Algorithm 2 of the paper, with SGD as the local solver: the proximal term as its gradient."""
+    y = w
+    for x, labels in batches:
+        y = [p.detach().requires_grad_() for p in y]
+        gradients = torch.autograd.grad(mean_nll(tiny_logits(*y, x), labels), y)
+        y = [
+            p.detach() - lr * (g + weight_decay * p.detach() + mu * (p.detach() - a))
+            for p, g, a in zip(y, gradients, w, strict=True)
+        ]
+    return y
+
+
+def fedbabu_local(body, head, batches, lr, weight_decay):
+    """The head has a learning rate of 0."""
+    return descend([body], lambda p, x, y: mean_nll(tiny_logits(p[0], head, x), y), batches, lr, weight_decay)[0]
+
+
+def pfedme_local(w, batches, eta, lam, inner_lr, inner_steps):
+    """Algorithm 1 of the paper: for a batch, theta by steps on loss + lam / 2 ||theta - w||^2, then w towards it."""
+    for x, y in batches:
+        theta = w
+        for _ in range(inner_steps):
+            theta = [p.detach().requires_grad_() for p in theta]
+            gradients = torch.autograd.grad(mean_nll(tiny_logits(*theta, x), y), theta)
+            theta = [
+                p.detach() - inner_lr * (g + lam * (p.detach() - a))
+                for p, g, a in zip(theta, gradients, w, strict=True)
+            ]
+        w = [a - eta * lam * (a - p) for a, p in zip(w, theta, strict=True)]
+    return w
+
+
 # Views: one view of one image, uint8 [h, w, c], by Pillow, in the order of MEMO's code
 
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import fedthe
-import oracles
 from fedthe import tree
 from fedthe.config import make_config
-from fedthe.engine.fit import LoopFit, Optimizer
+from fedthe.engine.evaluate import make_samples
+from fedthe.engine.fit import Optimizer
+from fedthe.engine.loop import make_fits
 from fedthe.engine.stack import Stack
-from fedthe.engine.train import train
-from fedthe.engine.visit import Training
+from fedthe.engine.train import deploy, start_from, train
+from fedthe.engine.visit import Run, Training, Visit
 from fedthe.methods import METHODS, compose
-from fedthe.methods.base import FedAvg
+from fedthe.methods.base import FedAvg, Personal
+from fedthe.methods.ditto import Ditto
+from fedthe.methods.fedper import FedPer
+from fedthe.methods.fedrep import FedRep
 from fedthe.methods.finetune import FineTune
 from fedthe.nets import CNN, NETS
-from helpers import ROOT, fails
-from tiny_net import CLASSES, TINY, draw, leaves, list_batches, make_shard, tiny_params
+from fedthe.types import scale
+from helpers import ROOT, fails, load_example
+from tiny_net import CLASSES, TINY, make_shard
 
 PAGE = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -32,40 +36,33 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 def my_method(monkeypatch):
     """examples/my_method.py as a module, whose runs are not started: their settings are checked."""
     monkeypatch.setitem(vars(fedthe), "run", lambda **settings: make_config(settings))
-    spec = importlib.util.spec_from_file_location("my_method", ROOT / "examples" / "my_method.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "my_method", module)
-    spec.loader.exec_module(module)
-    return module
+    return load_example("my_method")
 
 
 @pytest.fixture
 def methods(monkeypatch):
     """The registry, restored after the test."""
-    for name in ("fedprox", "fedprox_ft"):
+    for name in ("moon", "my_fedper", "balanced_ft"):
         monkeypatch.setitem(METHODS, name, None)
     return METHODS
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.1, 2.0])
-def test_fedprox_is_pulled_to_the_model_it_received(my_method, mu):
-    shard, shared = make_shard(size=5), draw(tiny_params(), 1)
-    fit = LoopFit(TINY, shard, Optimizer(lr=0.1, weight_decay=0.0), 2, 4, True, 1, (0, "local", 0), 0)
-    sent = my_method.FedProx(mu).local(fit, shared, {}, shard).params
-    expected = oracles.ditto_round(leaves(shared), leaves(shared), list_batches(fit), 0.1, mu)  # the same pull
-    for one, other in zip(leaves(sent), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+@pytest.fixture
+def page(methods, monkeypatch):
+    """What the code on the page about methods defines, with the settings of its run and what it printed."""
+    asked, printed = [], []
+    monkeypatch.setitem(vars(fedthe), "run", lambda **settings: asked.append(make_config(settings)))
+    names = {"__name__": __name__, "asked": asked, "printed": printed, "print": lambda text: printed.append(text)}
+    for block in BLOCKS:
+        exec(block, names)
+    return names
 
 
-def test_fedprox_trains_in_both_engines_and_composes(my_method):
-    net, shards = CNN(CLASSES, channels=1, size=16), [make_shard(n, seed=n) for n in (5, 9)]
-    settings = Training(rounds=2, local_epochs=1, batch=4, crop=1, optimizer=Optimizer(lr=0.05))
-    method = compose(net, (my_method.FedProx(), FineTune()))
-    assert method.training == compose(net, my_method.FedProx) != compose(net, FedAvg)
-    loop, stack = (train(method, shards, settings, 0, engine=engine) for engine in (None, Stack()))
-    torch.testing.assert_close(loop.server.shared, stack.server.shared, rtol=0, atol=2e-5)
-    assert loop.server.losses != train(compose(net, FedAvg), shards, settings, 0).server.losses
-    fails(lambda: my_method.FedProx(mu=-1.0), "mu must not be negative")
+def test_the_example_trains_in_both_engines_and_refuses_bad_values(my_method):
+    """tests/methods/test_stateful_rounds.py compares it with the paper."""
+    assert fedthe.check_method((my_method.Moon(), FineTune())).startswith("Moon + FineTune gives the same numbers")
+    assert "keeps previous.conv" in fedthe.check_method(my_method.Moon)
+    fails(lambda: my_method.Moon(mu=-1.0), "mu must not be negative")
 
 
 def test_the_example_registers_a_class_and_asks_for_settings_that_exist(my_method, methods, monkeypatch):
@@ -73,28 +70,63 @@ def test_the_example_registers_a_class_and_asks_for_settings_that_exist(my_metho
     monkeypatch.setitem(vars(fedthe), "run", lambda **settings: asked.append(make_config(settings)))
     with pytest.raises(AttributeError):  # no results to print
         my_method.main()
-    assert asked[0].methods == ("fedavg", "fedprox")
-    assert compose(TINY, methods["fedprox"]) == compose(TINY, my_method.FedProx())
+    assert asked[0].methods == ("fedavg", "moon")
+    assert compose(TINY, methods["moon"]) == compose(TINY, my_method.Moon())
 
 
-def test_the_page_shows_the_example(my_method):
-    source = (ROOT / "examples" / "my_method.py").read_text(encoding="utf-8")
-    shown = BLOCKS[0][BLOCKS[0].index("@dataclass") :]
-    assert shown in source
+def test_the_page_runs_its_methods_and_says_what_the_check_says(page, methods):
+    assert [config.methods for config in page["asked"]] == [("fedavg", "my_fedper", "balanced_ft")]
+    compose(TINY, methods["balanced_ft"]).check()
+    shown = " ".join(PAGE.split())
+    assert page["printed"][0] in shown
+    assert page["printed"][1].startswith("FineTune + Balance gives the same numbers in both engines.")
+    fails(lambda: page["Balance"](rate=2.0), "rate must be from 0 to 1")
 
 
-def test_the_code_on_the_page_runs(methods, monkeypatch):
-    asked = []
-    monkeypatch.setitem(vars(fedthe), "run", lambda **settings: asked.append(make_config(settings)))
-    page = {"__name__": __name__}
-    for block in BLOCKS:
-        exec(block, page)
-    assert [config.methods for config in asked] == [("fedavg", "fedprox", "fedprox_ft")]
-    net, shards = CNN(CLASSES, channels=1, size=16), [make_shard(n, seed=n) for n in (5, 9)]
-    for name in ("fedprox", "fedprox_ft"):
-        method = compose(net, methods[name])
-        method.check()
-        train(method, shards, Training(rounds=1, local_epochs=1, batch=4, crop=1), 0)
+def test_the_fedper_of_the_page_is_the_built_in_one(page):
+    shards = [make_shard(n, seed=n) for n in (5, 9)]
+    settings = Training(rounds=2, local_epochs=1, batch=4, crop=1)
+    one, other = (train(compose(CNN(CLASSES, 1, 16), part), shards, settings, 0) for part in (page["FedPer"], FedPer))
+    assert_same(one.server.shared, other.server.shared)
+    assert all(tree.flatten(mine) for mine in one.clients)
+    for mine, theirs in zip(one.clients, other.clients, strict=True):
+        assert_same(mine, theirs)
+
+
+@pytest.mark.parametrize("recipe", [FedRep(), FedPer(), Ditto(), Personal()], ids=lambda part: type(part).__name__)
+def test_the_order_of_calls_on_the_page_is_that_of_the_engine(page, recipe):
+    """All clients take part, so what the page says must give the same bits."""
+    method, shards = compose(TINY, recipe), [make_shard(n, 5, seed=n) for n in (5, 9)]
+    settings, params = Training(rounds=2, local_epochs=1, batch=4, crop=1), TINY.init(0)
+    run = Run(0, shards)
+    shared, mine = page["begin"](method, params)
+    mine = [mine, mine]
+
+    def fits(k, number):
+        reached = start_from(method, params, 2)
+        reached = replace(reached, server=replace(reached.server, round=number))
+        return make_fits(Visit((method,), settings, [run], [[reached]]), run, k, shards[k])
+
+    for number in range(2):
+        uploads = []
+        for k, shard in enumerate(shards):
+            sent, mine[k] = page["take_part"](method, fits(k, number), shared, mine[k], shard)
+            uploads.append(sent)
+        shared = page["finish_round"](method, shared, uploads, [5.0, 9.0])
+    progress = train(method, shards, settings, 0, start_from(method, params, 2))
+    assert_same(progress.server.shared, shared)
+    x = torch.from_numpy(make_shard(4, 5, seed=3).x.numpy())
+    for k, expected in enumerate(deploy(method, shards, settings, 0, progress)):
+        found = page["deploy"](method, fits(k, 2), shared, mine[k], shards[k])
+        assert_same(found, expected)
+        answers = list(page["answer"](method, found, shards[k], [make_samples(method, x, (0, "test", k))]))
+        assert torch.equal(answers[0].logits, method.logits(expected, scale(x)))
+
+
+def assert_same(one, other):
+    one, other = tree.flatten(one), tree.flatten(other)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_table_on_the_page_has_every_method_and_who_shares_a_training():

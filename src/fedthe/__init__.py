@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .data.plan import build as build
     from .data.pool import Dataset as Dataset
     from .data.pool import Pool as Pool
+    from .engine.check import check_method as check_method
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
     from .experiment.run import run as run
@@ -38,6 +39,7 @@ _HOMES = {
     "Dataset": ".data.pool",
     "Pool": ".data.pool",
     "InputError": ".errors",
+    "check_method": ".engine.check",
     "NETS": ".nets",
     "Defaults": ".nets.net",
     "Net": ".nets.net",

@@ -28,12 +28,17 @@ class MethodFailed(UserWarning):
 class Broken(Failed):
     """An exception in a method's code; the traceback is in `__cause__`."""
 
-    def __init__(self, error: BaseException) -> None:
-        try:
-            words = " ".join(str(error).split())
-        except Exception:  # this, too, runs the user's code
-            words = "it cannot be shown"
-        super().__init__(words if isinstance(error, InputError) and words else f"{type(error).__name__}: {words}")
+    def __init__(self, error: BaseException, sentence: str | None = None) -> None:
+        super().__init__(sentence or describe_error(error))
+
+
+def describe_error(error: BaseException) -> str:
+    """Its words on one line, after its class unless it is an InputError."""
+    try:
+        words = " ".join(str(error).split())
+    except Exception:  # this, too, runs the user's code
+        words = "it cannot be shown"
+    return words if isinstance(error, InputError) and words else f"{type(error).__name__}: {words}"
 
 
 def list_causes(error: BaseException) -> Iterator[BaseException]:

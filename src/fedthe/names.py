@@ -22,6 +22,12 @@ METHOD_NAMES = {
     "tsa": "TSA",
     "fedthe": "FedTHE",
     "fedthe_plus": "FedTHE+",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fedper": "FedPer",
+    "lg_fedavg": "LG-FedAvg",
+    "fedbabu": "FedBABU",
+    "pfedme": "pFedMe",
 }
 OURS = ("fedthe", "fedthe_plus")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network

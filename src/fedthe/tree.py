@@ -118,3 +118,30 @@ def hash_leaves(flat: Mapping[str, torch.Tensor]) -> str:
         sha.update(f"{name}\0{leaf.dtype}\0{list(leaf.shape)}\0".encode())
         sha.update(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
+
+
+def find_fault(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any], batched: bool = False) -> str | None:
+    """How `given` differs from `expected` in its leaves, their shapes or dtypes; None if it does not.
+
+    batched: the leaves of `given` have a first axis over clients.
+    """
+    import torch
+
+    for name in expected:
+        if name not in given:
+            return f"{name} is missing"
+    for name, leaf in given.items():
+        if name not in expected:
+            return f"{name} is not expected"
+        if not isinstance(leaf, torch.Tensor):
+            return f"{name} is a {type(leaf).__name__}, not a tensor"
+        wanted, shape = list(expected[name].shape), list(leaf.shape[1:] if batched else leaf.shape)
+        if shape != wanted:
+            return f"{name} has shape {shape}, not {wanted}"
+        if leaf.dtype != expected[name].dtype:
+            return f"{name} is {_name(leaf.dtype)}, not {_name(expected[name].dtype)}"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -159,7 +159,7 @@ def test_local_may_change_only_what_keep_names(name):
     """Nor what another part keeps: methods with equal cores have other personal parts."""
     methods, shared, received = begin((Returns(name), FedRoD()))
     sentence = fails(lambda: work(methods, make_fits(), shared, received, SHARD), repr(name))
-    assert sentence == f"`local` returned {name!r} for a client to keep, but `keep` does not name it."
+    assert sentence == f"Returns.local returned {name!r} for a client to keep, but `keep` does not name it."
 
 
 # losses

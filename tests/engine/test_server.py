@@ -8,7 +8,7 @@ import torch
 import fedthe
 from fedthe import tree
 from fedthe.engine.loop import Loop
-from fedthe.engine.server import Diverged, Server, aggregate, find_fault, find_infinite, sample_clients
+from fedthe.engine.server import Diverged, Server, aggregate, find_infinite, sample_clients
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import start, train_round, train_together
 from fedthe.engine.visit import Row, Run, Training, Visit
@@ -271,10 +271,10 @@ def test_faults_are_found_in_the_rows_that_have_them():
 
 def test_a_fault_of_structure_names_the_leaf():
     expected = {"a": torch.zeros(2), "b": torch.zeros(())}
-    assert find_fault(expected, {"b": torch.ones(()), "a": torch.ones(2)}) is None
-    assert find_fault(expected, {"b": torch.ones(5), "a": torch.ones(5, 2)}, batched=True) is None
-    assert find_fault(expected, {"a": torch.ones(2)}) == "b is missing"
-    assert find_fault(expected, expected | {"a": 3.0}) == "a is a float, not a tensor"
+    assert tree.find_fault(expected, {"b": torch.ones(()), "a": torch.ones(2)}) is None
+    assert tree.find_fault(expected, {"b": torch.ones(5), "a": torch.ones(5, 2)}, batched=True) is None
+    assert tree.find_fault(expected, {"a": torch.ones(2)}) == "b is missing"
+    assert tree.find_fault(expected, expected | {"a": 3.0}) == "a is a float, not a tensor"
 
 
 def test_a_bad_upload_ends_its_method_and_skip_is_noted_in_the_results(data, tmp_path, monkeypatch):

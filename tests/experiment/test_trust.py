@@ -21,6 +21,7 @@ from fedthe.errors import Damaged, InputError, MethodFailed
 from fedthe.experiment.results import read_results
 from fedthe.methods.base import Answers, Personal, Predictor, Rounds
 from fedthe.methods.finetune import FineTune
+from fedthe.methods.predictor import Forward
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 4}
 
@@ -205,7 +206,7 @@ class Raises(Rounds, Personal):
 
 
 @dataclass(frozen=True)
-class Stumbles(Predictor):
+class Stumbles(Forward):
     def start(self, method, mine, shard):
         raise KeyError("descriptor")
 

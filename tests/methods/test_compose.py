@@ -297,12 +297,13 @@ class Unkept(Personal):
 
 
 @dataclass(frozen=True)
-class Windowless(Predictor):
+class Windowless(Forward):
     window = 0
 
 
 @pytest.mark.parametrize(
-    ("part", "says"), [(Unkept(), "averages a leaf that its `keep` does not name"), (Windowless(), "a window of 0")]
+    ("part", "says"),
+    [(Unkept(), "Unkept.averages names a leaf that its `keep` does not return"), (Windowless(), "a window of 0")],
 )
 def test_what_could_not_work_is_refused_before_training(part, says):
     fails(compose(NET, part).check, says)

@@ -125,7 +125,7 @@ def test_personal_state_never_leaves_and_nothing_is_changed_in_place(name):
     before = copy(shared | averages)
     for k, shard in enumerate(shards):
         mine, rows = begun.clients[k], [part.clone() for part in shard]
-        held, fits = copy(mine), make_fits(visit, 0, k, shard)
+        held, fits = copy(mine), make_fits(visit, visit.runs[0], k, shard)
         of_rounds, own = mine.get("rounds", {}), mine.get("personal", {})
         made = method.personal.personalize(fits.personal, shared | averages, own, shard)
         assert same(mine, held)
@@ -134,16 +134,18 @@ def test_personal_state_never_leaves_and_nothing_is_changed_in_place(name):
         local = method.rounds.local(fits.local, shared, own if method.is_one_part else of_rounds, shard)
         assert same(own, was)
         assert same(mine, held)
-        assert not local.mine  # of the package's methods; those of test_stateful_rounds.py do otherwise
+        changed = {"rounds": of_rounds, "personal": own}
+        branch = "personal" if method.is_one_part else "rounds"
+        changed[branch] = changed[branch] | local.mine
         assert all(torch.equal(part, row) for part, row in zip(shard, rows, strict=True))
         worked = work((method,), fits, shared, [Received(averages, mine)], shard)
         assert same(worked.upload, local.params)
-        assert same(worked.kept[0], {"rounds": of_rounds, "personal": own})
+        assert same(worked.kept[0], changed)
         assert tree.flatten(worked.kept[0]).keys() == tree.flatten(mine).keys()
         assert worked.averages[0].keys() == method.personal.averages.keys()
         assert tree.flatten(local.params).keys() == keys
         assert {"personal", "alpha", "own_descriptor"}.isdisjoint(local.params)
-        for secret, leaf in tree.flatten(of_rounds | own | made.params).items():
+        for secret, leaf in tree.flatten(of_rounds | own | made.params | local.mine).items():
             assert not any(torch.equal(leaf, sent) for sent in tree.flatten(local.params).values()), secret
         uploads.append(local.params)
     stacked = tree.stack(uploads)
@@ -228,13 +230,16 @@ OTHERS = {
     "eps": (0.1,),
     "grid": (0.3,),
     "inner_lr": (0.1,),
+    "inner_steps": (2,),
     "k": (3,),
     "lam": (0.1,),
     "lr": (0.02,),
     "m": (1,),
+    "mu": (1.0,),
     "probe_lr": (0.02,),
     "probe_steps": (1,),
     "scale": (0.1,),
+    "server_lr": (0.5,),
     "steps": (2,),
     "then": (Memo(views=2),),
     "threshold": (1.0,),

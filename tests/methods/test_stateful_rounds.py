@@ -1,4 +1,4 @@
-"""Rounds whose `local` updates what a client keeps: SCAFFOLD and MOON as short parts, judged by literal loops."""
+"""Rounds whose `local` updates what a client keeps: SCAFFOLD, and the example's MOON, judged by literal loops."""
 
 from __future__ import annotations
 
@@ -8,95 +8,38 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+import fedthe
 import oracles
 from fedthe import tree
 from fedthe.engine.fit import LoopFit, Optimizer
-from fedthe.engine.loop import Loop
-from fedthe.engine.server import sample_clients
-from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy, start_from, train, train_together
-from fedthe.engine.visit import Run, Training
-from fedthe.errors import Broken
+from fedthe.engine.visit import Run
+from fedthe.errors import Broken, InputError
 from fedthe.methods import compose
 from fedthe.methods.base import Fitted, Rounds, network
 from fedthe.methods.fedthe import HeadEnsemble
 from fedthe.methods.finetune import FineTune
-from fedthe.methods.losses import cross_entropy
+from fedthe.methods.scaffold import Scaffold
 from fedthe.methods.two_heads import TwoHeads
 from fedthe.types import scale
+from helpers import load_example
+from literal_rounds import (
+    CLIENTS,
+    DECAY,
+    LR,
+    SETTINGS,
+    assert_near,
+    draw_batches,
+    every_engine,
+    sample,
+    train_in_doubles,
+)
 from tiny_net import CLASSES, TINY, leaves, list_batches, make_shard, tiny_params
 
-CLIENTS = [make_shard(10, 5, [0, 1], seed=1), make_shard(7, 5, [2], seed=2), make_shard(12, 5, seed=3)]
-SETTINGS = Training(rounds=4, participation=0.67, local_epochs=2, batch=4, crop=1, optimizer=Optimizer(lr=0.1))
-SAMPLED = 2 / 3  # of three clients, in every round
-ENGINES = {"loop": Loop, "stack": Stack, "stack of one row at a time": lambda: Stack(rows=1)}
-every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-
-
-@dataclass(frozen=True)
-class Scaffold(Rounds):
-    """SCAFFOLD (Karimireddy et al. 2020, https://arxiv.org/abs/1910.06378), option II, with plain SGD and a global
-    learning rate of 1."""
-
-    participation: float = 1.0  # |S| / N
-
-    def share(self, net, params):
-        return params | {"control": tree.map_leaves(torch.zeros_like, params)}
-
-    def keep(self, net, params):
-        return {"own_control": tree.map_leaves(torch.zeros_like, params)}
-
-    def local(self, fit, shared, mine, shard):
-        x, c, own = network(shared), shared["control"], mine["own_control"]
-        start = x | {"rate": shared["head"]["out"].new_zeros(())}
-        drift = tree.map_leaves(torch.sub, c, own)
-        trained, losses, _ = fit(self.corrected_loss, start, drift, weight_decay=0.0)
-        y, rate = network(trained), trained["rate"]  # K * lr
-        new = tree.map_leaves(lambda x, y, drift: (x - y) / rate - drift, x, y, drift)
-        change = tree.map_leaves(torch.sub, new, own)
-        return Fitted(y | {"control": change}, losses, {"own_control": new})
-
-    def corrected_loss(self, net, params, given, batch):
-        """Its gradient is that of the loss, plus c - c_i; and -1 for `rate`, which so sums up the learning rate."""
-        y = network(params)
-        products = tree.map_leaves(lambda leaf, drift: (leaf * drift).sum(), y, given)
-        return self.loss(net, y, {}, batch) + sum(tree.flatten(products).values()) - params["rate"]
-
-    def aggregate(self, shared, uploads, weights):
-        mean = tree.map_leaves(lambda leaf: leaf.mean(0), uploads)  # of clients, whatever their rows
-        control = tree.map_leaves(lambda c, change: c + self.participation * change, shared["control"], mean["control"])
-        return mean | {"control": control}
-
-
-@dataclass(frozen=True)
-class Moon(Rounds):
-    """MOON (Li et al. 2021, https://arxiv.org/abs/2103.16257), with the features as representation."""
-
-    mu: float = 1.0
-    temperature: float = 0.5
-
-    def keep(self, net, params):
-        return {"previous": params["body"]}
-
-    def local(self, fit, shared, mine, shard):
-        trained, losses, _ = fit(self.contrastive_loss, shared, {"received": shared["body"], **mine})
-        return Fitted(trained, losses, {"previous": trained["body"]})
-
-    def contrastive_loss(self, net, params, given, batch):
-        z = net.features(params["body"], batch.x)
-        others = [net.features(given[name], batch.x) for name in ("received", "previous")]
-        alike = torch.stack([torch.cosine_similarity(z, other, dim=-1) for other in others], -1) / self.temperature
-        contrast = cross_entropy(alike, torch.zeros_like(batch.y))
-        return self.loss(net, params, {}, batch) + self.mu * contrast
+Moon = load_example("my_method").Moon
 
 
 # The papers' algorithms, taken literally: float64, models as lists [body, head]
-
-
-def draw_batches(k, number):
-    s = SETTINGS
-    path = (0, "local", number)
-    return list_batches(LoopFit(TINY, CLIENTS[k], s.optimizer, s.local_epochs, s.batch, s.flip, s.crop, path, k))
 
 
 def differentiate(loss, params):
@@ -104,26 +47,25 @@ def differentiate(loss, params):
     return torch.autograd.grad(loss(params), params)
 
 
-def run_scaffold():
-    """The server's x and c, and every client's c_i, after all rounds."""
-    lr, x = 0.1, leaves(tiny_params())
+def run_scaffold(settings, server_lr):
+    """The server's x and c, and every client's c_i, after all rounds. The loss has the weight decay in it."""
+    x = leaves(tiny_params())
     c = [torch.zeros_like(p) for p in x]
     own = [[torch.zeros_like(p) for p in x] for _ in CLIENTS]
-    for number in range(SETTINGS.rounds):
+    for number in range(settings.rounds):
         moved, changed = [], []
-        sampled = sample_clients(3, 0.67, 0, number)
-        assert len(sampled) == 2
+        sampled = sample(number, settings)
         for k in sampled:
             y, steps = x, 0
             for bx, by in draw_batches(k, number):
                 g = differentiate(lambda y, bx=bx, by=by: oracles.mean_nll(oracles.tiny_logits(*y, bx), by), y)
-                y = [y[i] - lr * (g[i] - own[k][i] + c[i]) for i in range(2)]
+                y = [y[i] - LR * (g[i] + DECAY * y[i] - own[k][i] + c[i]) for i in range(2)]
                 steps += 1
-            new = [own[k][i] - c[i] + (x[i] - y[i]) / (steps * lr) for i in range(2)]
+            new = [own[k][i] - c[i] + (x[i] - y[i]) / (steps * LR) for i in range(2)]
             moved.append([y[i] - x[i] for i in range(2)])
             changed.append([new[i] - own[k][i] for i in range(2)])
             own[k] = new
-        x = [x[i] + sum(each[i] for each in moved) / len(sampled) for i in range(2)]
+        x = [x[i] + server_lr * sum(each[i] for each in moved) / len(sampled) for i in range(2)]
         c = [c[i] + sum(each[i] for each in changed) / len(CLIENTS) for i in range(2)]
     return x, c, own
 
@@ -140,11 +82,11 @@ def contrast_one(z, z_received, z_previous, temperature):
 
 def run_moon(mu, temperature, decay):
     """The server's model, and the body that every client trained last."""
-    lr, w = 0.1, leaves(tiny_params())
+    lr, w = LR, leaves(tiny_params())
     previous = [w[0] for _ in CLIENTS]
     for number in range(SETTINGS.rounds):
         trained, rows = [], []
-        for k in sample_clients(3, 0.67, 0, number):
+        for k in sample(number):
             y = w
             for bx, by in draw_batches(k, number):
                 flat = bx.flatten(1).double()
@@ -163,20 +105,12 @@ def run_moon(mu, temperature, decay):
     return w, previous
 
 
-def train_in_doubles(method, engine=None):
-    begun = start_from(method, tiny_params(), len(CLIENTS))
-    return train(method, CLIENTS, SETTINGS, 0, begun, engine)
-
-
-def assert_near(ones, others, tolerance=1e-11):
-    for one, other in zip(ones, others, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-
-
+@pytest.mark.parametrize(("participation", "server_lr"), [(0.67, 1.0), (1.0, 0.5)])
 @every_engine
-def test_scaffold_keeps_the_control_variates_of_the_paper(engine):
-    progress = train_in_doubles(compose(TINY, Scaffold(SAMPLED)), engine())
-    x, c, own = run_scaffold()
+def test_scaffold_keeps_the_control_variates_of_the_paper(participation, server_lr, engine):
+    settings = replace(SETTINGS, participation=participation)
+    progress = train_in_doubles(compose(TINY, Scaffold(server_lr)), engine(), settings)
+    x, c, own = run_scaffold(settings, server_lr)
     shared = progress.server.shared
     assert_near(leaves(shared), x)
     assert_near(leaves(shared["control"]), c)
@@ -188,9 +122,21 @@ def test_scaffold_keeps_the_control_variates_of_the_paper(engine):
     assert_near(c, [sum(each[i] for each in own) / 3 for i in range(2)])
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer(momentum=0.5), Optimizer("adam", lr=0.001)], ids=["momentum", "adam"])
+def test_scaffold_refuses_what_option_two_is_not_defined_for(optimizer, tmp_path):
+    says = r"Scaffold is defined for plain SGD, not for (momentum 0\.5|adam); set optimizer=sgd and momentum=0\."
+    with pytest.raises(InputError, match=says):
+        train(compose(TINY, Scaffold()), CLIENTS, replace(SETTINGS, optimizer=optimizer), 0)
+    how = {"optimizer": optimizer.name, "momentum": optimizer.momentum or None}
+    settings = {"methods": ["fedavg", "scaffold"], "dataset": "glyphs", "size": 20, "out": str(tmp_path / "run")}
+    with pytest.raises(InputError, match=says):  # before anything is trained or written
+        fedthe.run(**settings, **{name: value for name, value in how.items() if value is not None})
+    assert not (tmp_path / "run").exists()
+
+
 def test_scaffold_without_control_variates_is_fedavg_of_equal_weights():
     """In the first round all of them are zero."""
-    once = replace(SETTINGS, rounds=1, participation=1.0, optimizer=Optimizer(lr=0.1, weight_decay=0.0))
+    once = replace(SETTINGS, rounds=1, participation=1.0)
 
     @dataclass(frozen=True)
     class Uniform(Rounds):
@@ -225,7 +171,7 @@ def test_moon_while_all_models_are_equal():
 # Beside other parts
 
 
-@pytest.mark.parametrize("rounds", [Scaffold(SAMPLED), Moon()], ids=["scaffold", "moon"])
+@pytest.mark.parametrize("rounds", [Scaffold(), Moon()], ids=["scaffold", "moon"])
 @pytest.mark.parametrize("parts", [(FineTune(),), (TwoHeads(),), (TwoHeads(), HeadEnsemble())], ids=str)
 @every_engine
 def test_it_composes_with_personal_parts(rounds, parts, engine):
@@ -251,7 +197,7 @@ def assert_same(one, other):
 
 
 def test_fine_tuning_starts_from_the_model_and_deploys_no_control_variate_of_others():
-    method = compose(TINY, (Scaffold(SAMPLED), FineTune()))
+    method = compose(TINY, (Scaffold(), FineTune()))
     reached = train(method, CLIENTS, SETTINGS, 0)
     for k, mine in enumerate(deploy(method, CLIENTS, SETTINGS, 0, reached)):
         assert mine.keys() == {"body", "head", "control", "own_control"}
@@ -266,7 +212,7 @@ def test_fine_tuning_starts_from_the_model_and_deploys_no_control_variate_of_oth
 
 @every_engine
 def test_side_by_side_with_others_each_has_the_bits_it_has_alone(engine):
-    methods = [compose(TINY, (Scaffold(SAMPLED), *parts)) for parts in ((), (TwoHeads(),), (TwoHeads(True),))]
+    methods = [compose(TINY, (Scaffold(), *parts)) for parts in ((), (TwoHeads(),), (TwoHeads(True),))]
     reached = [start_from(method, TINY.init(0), 3) for method in methods]
     (together,) = train_together(methods, [Run(0, CLIENTS)], SETTINGS, [reached], engine())
     for method, found in zip(methods, together, strict=True):
@@ -290,7 +236,7 @@ class Forgetful(Scaffold):
 
 @every_engine
 def test_what_keep_does_not_name_is_refused(engine):
-    with pytest.raises(Broken, match=r"`local` returned 'own_control' .* but `keep` does not name it"):
+    with pytest.raises(Broken, match=r"Forgetful.local returned 'own_control' .* but `keep` does not name it"):
         train(compose(TINY, Forgetful()), CLIENTS, SETTINGS, 0, engine=engine())
 
 
@@ -312,7 +258,7 @@ def test_writing_to_what_a_client_keeps_reaches_no_other_client(engine):
     method = compose(TINY, Count())
     begun = start_from(method, TINY.init(0), 3)
     reached = train(method, CLIENTS, SETTINGS, 0, begun, engine())
-    took_part = [k for number in range(SETTINGS.rounds) for k in sample_clients(3, 0.67, 0, number)]
+    took_part = [k for number in range(SETTINGS.rounds) for k in sample(number)]
     for clients, counts in ((reached.clients, [took_part.count(k) for k in range(3)]), (begun.clients, [0, 0, 0])):
         assert [float(mine["rounds"]["count"]) for mine in clients] == counts
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from ..errors import InputError
-from ..methods.base import Method
-from ..methods.fit import Fit
+from ..methods.base import Method, Rounds
+from ..methods.checks import WrongMethod, check_fitted, code_of
+from ..methods.fit import Fit, Fitted
 from ..tree import Tree
 from ..types import Shard
 
@@ -45,17 +45,13 @@ class Worked(NamedTuple):
 def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence[Received], shard: Shard) -> Worked:
     """A round of one client. Methods that train the same shared model share its training; mostly there is one."""
     made = [
-        method.personal.personalize(
-            fits.personal, _fresh(shared | own.averages), _fresh(own.mine.get("personal", {})), shard
-        )
-        for method, own in zip(methods, received, strict=True)
+        _personalize(method, fits.personal, shared, own, shard) for method, own in zip(methods, received, strict=True)
     ]
     kept = [_keep(own.mine, each.params) for own, each in zip(received, made, strict=True)]
     # What is kept for the rounds is the same for all methods; a method of one part, which is alone, has one branch.
     branch = "personal" if methods[0].is_one_part else "rounds"
     mine = kept[0].get(branch, {})
-    local = methods[0].rounds.local(fits.local, _fresh(shared), _fresh(mine), shard)
-    _check_kept(local.mine, mine)
+    local = _train(methods[0].rounds, fits.local, shared, mine, shard)
     kept = [own | {branch: own.get(branch, {}) | local.mine} for own in kept]
     averages = [
         {name: own["personal"][source] for name, source in method.personal.averages.items()}
@@ -68,9 +64,26 @@ def work(methods: Sequence[Method], fits: Fits, shared: Tree, received: Sequence
 def deploy(method: Method, fit: Fit, shared: Tree, received: Received, shard: Shard) -> tuple[Tree, Tensor]:
     """What a client deploys beyond the shared model, and the loss of personalizing it."""
     averages, mine = received
-    made = method.personal.personalize(fit, _fresh(shared | averages), _fresh(mine.get("personal", {})), shard)
+    made = _personalize(method, fit, shared, received, shard)
     deployed = averages | mine.get("rounds", {}) | mine.get("personal", {}) | made.params
     return deployed, pick_loss([], made.losses)
+
+
+def _personalize(method: Method, fit: Fit, shared: Tree, received: Received, shard: Shard) -> Fitted:
+    part, shared, mine = method.personal, shared | received.averages, received.mine.get("personal", {})
+    with code_of(part, "personalize", shared=shared, mine=mine):
+        made = part.personalize(fit, _fresh(shared), _fresh(mine), shard)
+    return check_fitted(part, "personalize", made)
+
+
+def _train(part: Rounds, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+    with code_of(part, "local", shared=shared, mine=mine):
+        local = part.local(fit, _fresh(shared), _fresh(mine), shard)
+    for name in check_fitted(part, "local", local).mine:
+        if name not in mine:
+            who = type(part).__name__
+            raise WrongMethod(f"{who}.local returned {name!r} for a client to keep, but `keep` does not name it.")
+    return local
 
 
 def pick_loss(before: Sequence[Tensor], losses: Tensor) -> Tensor:
@@ -90,9 +103,3 @@ def _keep(mine: Tree, made: Tree) -> Tree:
     """What is kept after personalizing: what the personal part made of it."""
     own = mine.get("personal", {})
     return mine | {"personal": {name: made.get(name, leaf) for name, leaf in own.items()}}
-
-
-def _check_kept(changed: Tree, mine: Tree) -> None:
-    for name in changed:
-        if name not in mine:
-            raise InputError(f"`local` returned {name!r} for a client to keep, but `keep` does not name it.")

@@ -39,7 +39,7 @@ def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> 
     """The answers of one deployed client to a stream."""
     pixels = torch.from_numpy(question.x).to(shard.x.device)
     samples = make_samples(method, pixels, question.path)
-    state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.start(method, mine, shard))
+    state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.begin(method, mine, shard))
     began = time.perf_counter()
     with torch.no_grad():  # predictors that need a gradient enable it
         answers, _ = method.answer(mine, state, samples)

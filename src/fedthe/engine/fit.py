@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import rng, tree
 from ..errors import InputError
+from ..methods.checks import refuse_captured
 from ..methods.fit import Fitted, Loss
 from ..nets.net import Net
 from ..tree import Tree
@@ -57,10 +58,20 @@ class LoopFit:
     crop: int  # pixels of padding to crop from; 0 for none
     path: tuple[int | str, ...]  # what the draws are for: seed, phase, round
     client: int
+    federation: int = 1  # the number of its clients
 
     @property
     def lr(self) -> float:
         return self.optimizer.lr
+
+    @property
+    def steps(self) -> Tensor:
+        batches = -(-int(self.shard.real.sum()) // self.batch)
+        return torch.tensor(float(self.epochs * batches), device=self.shard.real.device)
+
+    @property
+    def total_clients(self) -> Tensor:
+        return torch.tensor(float(self.federation), device=self.shard.real.device)
 
     def __call__(
         self,
@@ -71,6 +82,7 @@ class LoopFit:
         shard: Shard | None = None,
         weight_decay: float | None = None,
     ) -> Fitted:
+        refuse_captured(loss)
         shard, means = shard or self.shard, []
         flat = {name: _start(leaf) for name, leaf in tree.flatten(params).items()}
         trained = tree.unflatten(flat)
@@ -101,9 +113,12 @@ class LoopFit:
 
 def weigh_losses(losses: Tensor, batch: Batch) -> Tensor:
     """The losses [b] of real rows, and 0 for padding."""
-    if losses.shape != batch.weight.shape:
-        shapes = f"{list(losses.shape)} for a batch of {len(batch.weight)}"
-        raise InputError(f"a loss must give one number per sample, but it gave {shapes}.")
+    if not isinstance(losses, Tensor) or losses.shape != batch.weight.shape:
+        gave = list(losses.shape) if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+        raise InputError(
+            f"a loss must give one number per sample, but it gave {gave} for a batch of {len(batch.weight)}; "
+            f"the engine takes the mean."
+        )
     return losses * batch.weight
 
 

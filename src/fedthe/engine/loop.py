@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from .. import tree
-from ..errors import InputError
 from ..methods.base import Method
 from ..parallel import map_in_threads
 from ..tree import Tree
@@ -21,8 +20,8 @@ from ..types import Shard
 from .client import Fits, Received, Worked, deploy, work
 from .evaluate import answer_one
 from .fit import LoopFit
-from .server import Diverged, find_fault
-from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
+from .server import Diverged
+from .visit import Answered, Question, Row, Run, Visit, Visited, find_structural_fault, unchanged
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,10 @@ class Loop:
 
         def visit_one(row: Row) -> _Done:
             fits, received, shard = _prepare(visit, row, lent[row.run])
-            worked = work(visit.methods, fits, lent[row.run].shared, received, shard)
+            with unchanged(visit, lent[row.run].leaves, shard):
+                worked = work(visit.methods, fits, lent[row.run].shared, received, shard)
             kept = [tree.flatten(each) for each in worked.kept]
-            return _Done(worked, find_structural_fault(visit.reached[row.run], worked.upload, kept))
+            return _Done(worked, find_structural_fault(visit, row.run, worked.upload, kept))
 
         for i, done in enumerate(map_in_threads(visit_one, rows, self._workers)):
             losses.append(float(done.worked.loss))
@@ -56,7 +56,6 @@ class Loop:
                 faults[i] = done.fault
             else:
                 _store(stacks, i, len(rows), _name_leaves(done.worked))
-        _refuse_changes(visit, lent)
         stacked = tree.unflatten(stacks)
         methods = [str(m) for m in range(len(visit.methods))]
         kept = tuple(tree.flatten(stacked.get("kept", {}).get(m, {})) for m in methods)
@@ -68,16 +67,16 @@ class Loop:
 
         def deploy_one(k: int) -> tuple[Tree, Tensor]:
             fits, (received,), shard = _prepare(visit, Row(0, k), lent)
-            return deploy(method, fits.personal, lent.shared, received, shard)
+            with unchanged(visit, lent.leaves, shard):
+                return deploy(method, fits.personal, lent.shared, received, shard)
 
         for i, (made, loss) in enumerate(map_in_threads(deploy_one, clients, self._workers)):
             flat = tree.flatten(made)
-            fault = find_fault({name: stack[0] for name, stack in stacks.items()} if i else flat, flat)
+            fault = tree.find_fault({name: stack[0] for name, stack in stacks.items()} if i else flat, flat)
             if fault is not None:
                 raise Diverged(visit.round, clients[i], f"its state's {fault}, unlike other clients'")
             losses.append(float(loss))
             _store(stacks, i, len(clients), flat)
-        _refuse_changes(visit, [lent])
         return tree.unflatten(stacks), torch.tensor(losses)
 
     def answer(
@@ -100,6 +99,10 @@ class _Lent(NamedTuple):
     shared: Tree
     averages: tuple[Tree, ...]  # by method
 
+    @property
+    def leaves(self) -> tuple[Tree, ...]:
+        return self.shared, *self.averages
+
 
 def _lend(visit: Visit) -> list[_Lent]:
     def copy(leaves: Tree) -> Tree:
@@ -114,15 +117,15 @@ def _prepare(visit: Visit, row: Row, lent: _Lent) -> tuple[Fits, list[Received],
     shard = run.shards[row.client]
     mine = [tree.map_leaves(torch.clone, each.clients[row.client]) for each in visit.reached[row.run]]
     received = [Received(*pair) for pair in zip(lent.averages, mine, strict=True)]
-    return make_fits(visit, run.seed, row.client, shard), received, shard
+    return make_fits(visit, run, row.client, shard), received, shard
 
 
-def make_fits(visit: Visit, seed: int, client: int, shard: Shard) -> Fits:
+def make_fits(visit: Visit, run: Run, client: int, shard: Shard) -> Fits:
     s, net = visit.settings, visit.methods[0].net
 
     def fit(phase: str) -> LoopFit:
-        path = (seed, phase, visit.round)
-        return LoopFit(net, shard, s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, client)
+        path, total = (run.seed, phase, visit.round), len(run.shards)
+        return LoopFit(net, shard, s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, client, total)
 
     return Fits(fit("personal"), fit("local"))
 
@@ -140,12 +143,3 @@ def _store(stacks: dict[str, Tensor], i: int, rows: int, leaves: dict[str, Tenso
         if name not in stacks:
             stacks[name] = leaf.new_empty((rows, *leaf.shape))
         stacks[name][i] = leaf.detach()
-
-
-def _refuse_changes(visit: Visit, lent: Sequence[_Lent]) -> None:
-    """All clients receive the same tensors: an in-place change would reach them all."""
-    for each in lent:
-        for name, leaf in (pair for part in (each.shared, *each.averages) for pair in tree.flatten(part).items()):
-            if leaf._version:
-                who = " or ".join(type(part).__name__ for part in (visit.methods[0].rounds, visit.methods[0].personal))
-                raise InputError(f"{who} changes {name} of the shared model in place; return new tensors.")

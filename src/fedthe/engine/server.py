@@ -6,9 +6,8 @@ A leaf that is missing, of another shape or dtype, or not finite would otherwise
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from .. import rng, tree
 from ..errors import Failed, code_of_a_method
 from ..methods.base import Rounds
+from ..methods.checks import check_tree, code_of
 from ..tree import Tree
 
 # The square of a larger number overflows float32: no loss or gradient of such a model would be finite.
@@ -54,31 +54,11 @@ def count_sampled(clients: int, participation: float) -> int:
 def aggregate(rounds: Rounds, server: Server, uploads: Tree, weights: Tensor) -> Tree:
     """The next shared model, from stacked uploads [clients, ...]; it has the same leaves, all finite."""
     with code_of_a_method():
-        # a copy: a rule that works in place must not change the round before
-        shared = rounds.aggregate(tree.map_leaves(torch.clone, server.shared), uploads, weights)
-        check_aggregate(server.shared, shared, server.round)
+        with code_of(rounds, "aggregate", shared=server.shared, uploads=uploads):
+            # a copy: a rule that works in place must not change the round before
+            shared = rounds.aggregate(tree.map_leaves(torch.clone, server.shared), uploads, weights)
+        check_aggregate(rounds, server.shared, shared, server.round)
     return shared
-
-
-def find_fault(expected: Mapping[str, Tensor], given: Mapping[str, Any], batched: bool = False) -> str | None:
-    """How `given` differs from `expected` in its leaves, their shapes or dtypes; None if it does not.
-
-    batched: the leaves of `given` have a first axis over clients.
-    """
-    for name in expected:
-        if name not in given:
-            return f"{name} is missing"
-    for name, leaf in given.items():
-        if name not in expected:
-            return f"{name} is not expected"
-        if not isinstance(leaf, Tensor):
-            return f"{name} is a {type(leaf).__name__}, not a tensor"
-        wanted, shape = list(expected[name].shape), list(leaf.shape[1:] if batched else leaf.shape)
-        if shape != wanted:
-            return f"{name} has shape {shape}, not {wanted}"
-        if leaf.dtype != expected[name].dtype:
-            return f"{name} is {_name(leaf.dtype)}, not {_name(expected[name].dtype)}"
-    return None
 
 
 def find_infinite(leaves: Sequence[tuple[str, Tensor]], rows: int) -> list[str | None]:
@@ -107,15 +87,15 @@ def _say_first(names: list[str], peaks: list[float]) -> str | None:
     return None
 
 
-def check_aggregate(shared: Tree, new: Tree, round: int) -> None:
+def check_aggregate(rounds: Rounds, shared: Tree, new: Tree, round: int) -> None:
     """A server's rule must give what it was given: the same leaves, all finite."""
+    who = f"{type(rounds).__name__}.aggregate"
+    check_tree(f"what {who} returns", new)
     flat = tree.flatten(new)
-    fault = find_fault(tree.flatten(shared), flat)
-    if fault is None:
+    fault = tree.find_fault(tree.flatten(shared), flat)
+    if fault is not None:
+        fault = f"{fault}; {who} must return the leaves of `shared`, without an axis over clients"
+    else:
         (fault,) = find_infinite([(name, leaf[None]) for name, leaf in flat.items()], 1)
     if fault is not None:
         raise Diverged(round, None, fault)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -30,7 +30,7 @@ from .program import Programs
 from .shards import stack_shards
 from .stacked_answers import StackedSamples, StackedViews, Workshop, group_streams, round_up
 from .stacked_fit import Program, StackedFit, lift_convolutions
-from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault
+from .visit import Answered, Question, Row, Visit, Visited, find_structural_fault, unchanged
 
 MOST = 1024  # rows at a time: more make no GPU faster
 MARGIN = 0.8  # the share of free memory to plan with
@@ -86,11 +86,11 @@ class Stack:
 
         shards, fits, received = self._prepare(visit, rows, steps)
         shared = _rows_of_runs([server.shared for server in visit.servers], rows)
-        with lift_convolutions(self.dtype):
+        with lift_convolutions(self.dtype), unchanged(visit, [shared, *(each.averages for each in received)], shards):
             worked = torch.vmap(one)(torch.arange(len(rows), device=self.device), shared, received, shards)
         kept = tuple(tree.flatten(each) for each in worked.kept)
         # under vmap all rows have the same structure, and the same fault in it
-        fault = find_structural_fault(visit.reached[0], worked.upload, kept, batched=True)
+        fault = find_structural_fault(visit, 0, worked.upload, kept, batched=True)
         losses = worked.loss.to(self.device)
         if fault:
             return Visited({}, (), (), losses, dict.fromkeys(range(len(rows)), fault))
@@ -114,7 +114,7 @@ class Stack:
             return client.deploy(method, fits[0].at(row), shared, received[0], shard)
 
         shards, fits, received = self._prepare(visit, rows, steps)
-        with lift_convolutions(self.dtype):
+        with lift_convolutions(self.dtype), unchanged(visit, [shared, received[0].averages], shards):
             made, losses = torch.vmap(one)(torch.arange(len(rows), device=self.device), received, shards)
         return made, losses.to(self.device)
 
@@ -147,6 +147,7 @@ class Stack:
             tuple(visit.runs[row.run].sizes[row.client] for row in rows),
             self._programs,
             self.dtype,
+            tuple(len(visit.runs[row.run].shards) for row in rows),
             steps,
         )
 
@@ -204,7 +205,7 @@ class Stack:
         views = StackedViews(self._workshop, method, pixels, sizes, [asked.path for asked in questions])
 
         def start(mine: Tree, shard: Shard) -> Tree:
-            return method.predictor.start(method, mine, shard)
+            return method.predictor.begin(method, mine, shard)
 
         def one(mine: Tree, state: Tree, x: Tensor, row: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             answers, _ = method.answer(mine, state, StackedSamples(x, views, row))

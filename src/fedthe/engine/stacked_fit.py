@@ -6,7 +6,7 @@ buffers, so that a GPU replays it as one graph. A batch that is padding alone le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import tree
 from ..kernels import use_kernels
+from ..methods.checks import refuse_captured
 from ..methods.fit import Fitted, Loss
 from ..nets.net import Net
 from ..tree import Tree
@@ -43,7 +44,8 @@ class StackedFit:
     sizes: tuple[int, ...]  # the real rows of each shard
     programs: Programs[Program]
     dtype: torch.dtype  # of convolutions
-    steps: int | None = None  # so many of an epoch only, and no graph: to see how much memory they take
+    federations: tuple[int, ...]  # the clients of each row's federation
+    trial: int | None = None  # only this number of steps, and no graph: to measure their memory
     row: Tensor = torch.tensor(0)  # which row calls, as vmap sees it
 
     def at(self, row: Tensor) -> StackedFit:
@@ -52,6 +54,18 @@ class StackedFit:
     @property
     def lr(self) -> float:
         return self.optimizer.lr
+
+    @property
+    def steps(self) -> Tensor:
+        return self._of_row([self.epochs * -(-size // self.batch) for size in self.sizes])
+
+    @property
+    def total_clients(self) -> Tensor:
+        return self._of_row(self.federations)
+
+    def _of_row(self, numbers: Sequence[int]) -> Tensor:
+        """The calling row's, as vmap sees it."""
+        return torch.tensor(numbers, dtype=torch.float32, device=self.row.device).index_select(0, self.row[None])[0]
 
     def __call__(
         self,
@@ -62,6 +76,7 @@ class StackedFit:
         shard: Shard | None = None,
         weight_decay: float | None = None,
     ) -> Fitted:
+        refuse_captured(loss)
         decay = self.optimizer.weight_decay if weight_decay is None else weight_decay
 
         def work(row: Tensor, params: Tree, given: Tree, *other: Tensor) -> tuple[Tree, Tensor]:
@@ -89,12 +104,12 @@ class StackedFit:
         setting = Setting(self.net, loss, self.optimizer, decay, shortest < longest, self.dtype, rows.x.dtype)
         key = (setting, name_function(loss), shape, *(_shape(leaves) for leaves in (params, given)), rows.counts.shape)
         program = self.programs.get(
-            key, lambda: Program(setting, params, given, rows.counts, shape, self.programs, self.steps is None)
+            key, lambda: Program(setting, params, given, rows.counts, shape, self.programs, self.trial is None)
         )
         program.load(params, given, rows.counts)
-        steps = longest if self.steps is None else min(longest, self.steps)
+        steps = longest if self.trial is None else min(longest, self.trial)
         size, means = torch.tensor(sizes, device=rows.real.device), []
-        for epoch in range(self.epochs if self.steps is None else min(1, self.epochs)):
+        for epoch in range(self.epochs if self.trial is None else min(1, self.epochs)):
             cuts = draw_cuts(self.keys[:, epoch], self.clients, rows.real, self.flip, self.crop)
             cuts = cuts.pad(longest * self.batch)
             labels = rows.labels.gather(1, cuts.order)

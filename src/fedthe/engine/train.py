@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import tree
 from ..errors import Broken, Failed, InputError, code_of_a_method
 from ..methods.base import Method
+from ..methods.checks import check_optimizer
 from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
@@ -65,6 +66,8 @@ def train_together(
     Those behind go first, so that as many as possible go side by side. If anything goes wrong in a lane of several
     methods, each goes on alone, so that it is known whose fault it is, and the others are not affected.
     """
+    for method in methods:
+        check_optimizer(method, settings.optimizer)
     results: list[list[Outcome]] = [list(of_run) for of_run in reached]
     lanes = [Lane(r, some) for r, of_run in enumerate(reached) for some in group_equal([p.server for p in of_run])]
     while True:

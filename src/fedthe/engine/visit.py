@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol
@@ -15,11 +16,12 @@ from torch import Tensor
 from .. import tree
 from ..errors import InputError
 from ..methods.base import Method
+from ..methods.checks import WrongMethod
 from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
 from .fit import Optimizer
-from .server import Server, find_fault
+from .server import Server
 
 _numbers = itertools.count()
 
@@ -123,17 +125,36 @@ class Visited:
 
 
 def find_structural_fault(
-    reached: Sequence[Progress], upload: Tree, kept: Sequence[Mapping[str, Tensor]], batched: bool = False
+    visit: Visit, run: int, upload: Tree, kept: Sequence[Mapping[str, Tensor]], batched: bool = False
 ) -> str | None:
     """How an upload, or what is kept of each method, differs from what it should be in leaves, shapes or dtypes."""
-    fault = find_fault(tree.flatten(reached[0].server.shared), tree.flatten(upload), batched)
+    fault = tree.find_fault(tree.flatten(visit.reached[run][0].server.shared), tree.flatten(upload), batched)
     if fault is not None:
-        return f"the upload's {fault}"
-    for progress, leaves in zip(reached, kept, strict=True):
-        fault = find_fault(progress.clients.first, leaves, batched)
+        who = f"{_name(visit.methods[0].rounds)}.local"
+        return f"the upload's {fault}; {who} must return the leaves, shapes and dtypes of `shared`"
+    for method, progress, leaves in zip(visit.methods, visit.reached[run], kept, strict=True):
+        fault = tree.find_fault(progress.clients.first, leaves, batched)
         if fault is not None:
-            return f"its state's {fault}"
+            part = method.rounds if fault.startswith("rounds.") else method.personal
+            return f"its state's {fault}; {_name(part)} must return the leaves, shapes and dtypes of its `keep`"
     return None
+
+
+@contextmanager
+def unchanged(visit: Visit, shared: Sequence[Tree], shard: Shard) -> Iterator[None]:
+    """Refuse changes in place to what others read, too: the shared model, and the data."""
+    leaves = [(f"{name} of the shared model", leaf) for part in shared for name, leaf in tree.flatten(part).items()]
+    leaves += [(f"the shard's {name}", part) for name, part in shard._asdict().items()]
+    before = [leaf._version for _, leaf in leaves]
+    yield
+    for (name, leaf), version in zip(leaves, before, strict=True):
+        if leaf._version != version:
+            who = " or ".join(_name(part) for part in (visit.methods[0].rounds, visit.methods[0].personal))
+            raise WrongMethod(f"{who} changes {name} in place; return new tensors.")
+
+
+def _name(part: object) -> str:
+    return type(part).__name__
 
 
 class Question(NamedTuple):

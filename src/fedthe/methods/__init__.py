@@ -1,4 +1,4 @@
-"""Every method, by the id of the paper's tables: the parts that differ from FedAvg's."""
+"""Every method, by its id: the parts that differ from FedAvg's."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from .apfl import APFL
 from .base import FedAvg, Method
 from .compose import Recipe, compose
 from .ditto import Ditto
+from .fedbabu import FedBABU
+from .fedper import FedPer
+from .fedprox import FedProx
 from .fedrep import FedRep
 from .fedrod import FedRoD
 from .fedthe import HeadEnsemble
 from .finetune import FineTune
 from .gma import GMA
 from .knn_per import KNN
+from .lg_fedavg import LGFedAvg
 from .memo import Memo
 from .per_fedavg import PerFedAvg
+from .pfedme import PFedMe
 from .probing import Probe
+from .scaffold import Scaffold
 from .t3a import T3A
 from .term import TERM
 from .tsa import TSA
@@ -46,6 +52,14 @@ METHODS: dict[str, Recipe] = {
     "tsa": (FedAvg(balanced=True), TwoHeads(), TSA()),
     "fedthe": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble()),
     "fedthe_plus": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble(then=Memo(views=16))),
+    # not in the paper's tables: one global model
+    "fedprox": FedProx(),
+    "scaffold": Scaffold(),
+    # and a personal one
+    "fedper": FedPer(),
+    "lg_fedavg": LGFedAvg(),
+    "fedbabu": (FedBABU(), FineTune()),
+    "pfedme": PFedMe(),
 }
 # The rows of the paper's ablation, ablation_1 to ablation_16, and ways to fine-tune what FedAvg pre-trained.
 STUDIES: dict[str, Recipe] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -18,10 +18,14 @@ from ..errors import InputError
 from ..nets.net import Net
 from ..tree import Tree
 from ..types import Batch, Shard
+from .checks import check_logits, check_parts, code_of, start_parts
 from .fit import Fit, Fitted, network
 from .losses import balanced_softmax, cross_entropy
 from .predictor import Forward, Predictor
 from .samples import Answers, Samples
+
+if TYPE_CHECKING:
+    from ..engine.fit import Optimizer
 
 __all__ = ["Answers", "Batch", "FedAvg", "Fit", "Fitted", "Method", "Net", "Personal", "Predictor", "Rounds"]
 __all__ += ["Samples", "Shard", "Tree", "network"]  # all that a file with a method needs
@@ -30,6 +34,8 @@ __all__ += ["Samples", "Shard", "Tree", "network"]  # all that a file with a met
 @dataclass(frozen=True)
 class Rounds:
     """How clients train the shared model. The default is FedAvg."""
+
+    plain_sgd: ClassVar[bool] = False  # whether it is defined for SGD without momentum only
 
     def share(self, net: Net, params: Tree) -> Tree:
         """The shared model before the first round, of a network with these parameters."""
@@ -97,18 +103,19 @@ class Method:
     predictor: Predictor = Forward()
 
     def start(self, params: Tree) -> InitialState:
-        shared, kept = self.rounds.share(self.net, params), self.personal.keep(self.net, params)
-        of_rounds = {} if self.is_one_part else self.rounds.keep(self.net, params)
+        shared, of_rounds, kept = start_parts(self, params)
         averages = {name: kept.get(source) for name, source in self.personal.averages.items()}
         if any(leaf is None for leaf in averages.values()):
-            raise InputError(f"{type(self.personal).__name__} averages a leaf that its `keep` does not name.")
+            raise InputError(f"{type(self.personal).__name__}.averages names a leaf that its `keep` does not return.")
         clash = averages.keys() & (shared | of_rounds | kept).keys() | of_rounds.keys() & kept.keys()
         if clash:
             raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
         return InitialState(shared, averages, {"rounds": of_rounds, "personal": kept})
 
     def logits(self, mine: Tree, x: Tensor) -> Tensor:
-        return self.personal.logits(self.net, mine, x)
+        with code_of(self.personal, "logits", mine=mine):
+            logits = self.personal.logits(self.net, mine, x)
+        return check_logits(self.personal, "logits", logits, len(x), self.net.classes)
 
     def answer(self, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         """The answers to a whole stream, and the predictor's state after it."""
@@ -134,16 +141,6 @@ class Method:
         """Whether rounds and personal are one value, of a class that is both."""
         return isinstance(self.personal, Rounds) and self.personal == self.rounds
 
-    def check(self) -> None:
-        """Refuse, before any work, a predictor that does not fit the rest."""
-        shared, averages, mine = self.start(self.net.zeros())
-        deployed = {*shared, *averages, *mine["rounds"], *mine["personal"]}
-        missing = [name for name in self.predictor.needs if name not in deployed]
-        if missing:
-            raise InputError(
-                f"{type(self.predictor).__name__} needs {missing[0]!r} in a client's state, "
-                f"but this method has only {', '.join(sorted(deployed))}; choose another personal part."
-            )
-        if self.predictor.window is not None and self.predictor.window < 1:
-            raise InputError(f"{type(self.predictor).__name__} has a window of {self.predictor.window}; use 1 or more.")
-        self.predictor.check(self)
+    def check(self, optimizer: Optimizer | None = None) -> None:
+        """Refuse, before any work, parts that do not fit together, or the optimizer."""
+        check_parts(self, optimizer)

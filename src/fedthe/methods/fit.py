@@ -33,6 +33,14 @@ class Fit(Protocol):
     @property
     def lr(self) -> float: ...
 
+    @property
+    def steps(self) -> Tensor:
+        """The optimizer's steps in a call on all training rows of the client, float []."""
+
+    @property
+    def total_clients(self) -> Tensor:
+        """All clients of the federation, sampled in this round or not, float []."""
+
     def __call__(
         self,
         loss: Loss,

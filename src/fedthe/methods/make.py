@@ -25,7 +25,7 @@ def make_methods(config: Config, net: Net) -> dict[str, Method]:
     made = {name: parts.on(net) for name, parts in find_parts(config).items()}
     for method in made.values():
         try:
-            method.check()
+            method.check(config.training.optimizer)
         except InputError:
             raise
         except Exception:  # in the method's own code: the run will report it with its traceback

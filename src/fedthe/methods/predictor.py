@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import InputError
 from ..tree import Tree
 from ..types import Shard
+from .checks import check_answers, check_tree, code_of
 from .samples import Answers, Samples
 
 if TYPE_CHECKING:
@@ -39,10 +39,16 @@ class Predictor:
 
     def respond(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         """`answer`, if it returns what it should."""
-        found = self.answer(method, mine, state, samples)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Answers)):
-            raise InputError(f"{type(self).__name__}.answer must return Answers and the next state, as a tuple.")
-        return found
+        with code_of(self, "answer", mine=mine, state=state):
+            found = self.answer(method, mine, state, samples)
+        return check_answers(self, state, found, len(samples.x), method.net.classes)
+
+    def begin(self, method: Method, mine: Tree, shard: Shard) -> Tree:
+        """`start`, if it returns what it should."""
+        with code_of(self, "start", mine=mine):
+            state = self.start(method, mine, shard)
+        check_tree(f"what {type(self).__name__}.start returns", state)
+        return state
 
     def answer_given(self, method: Method, mine: Tree, state: Tree, views: Tensor, x: Tensor) -> tuple[Answers, Tree]:
         """A step of a scan: the answers to samples x [window, ...] with their views."""
