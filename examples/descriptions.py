@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -28,6 +29,7 @@ import fedthe
 from fedthe.errors import InputError
 from fedthe.foreign import explain, read_file
 
+METHODS = ("fedavg", "fedavg_ft", "knn_per", "fedthe")
 ROLES = ["program", "shared-lib", "devel-lib", "documentation", "app-data", "plugin"]
 TEAMS, ORPHANED = 16, "Debian QA Group"  # clients, and who looks after packages that nobody maintains
 WORDS, BUCKETS = 12, 4096  # longer descriptions are cut
@@ -101,11 +103,11 @@ def make_federation(packages: list[Package]) -> fedthe.Federation:
     return fedthe.Federation.from_clients([split(own) for own in teams], classes=ROLES, tests=tests, name="packages")
 
 
-def main(path: Path | None) -> None:
+def main(path: Path | None, methods: Sequence[str] = METHODS) -> fedthe.Results:
     torch.set_num_threads(1)  # batches are small: a second thread gains little
     results = fedthe.run(
         name="descriptions",
-        methods=["fedavg", "fedavg_ft", "knn_per", "fedthe"],
+        methods=methods,
         federation=make_federation(read_packages(path)),
         net=fedthe.wrap_module(WordNet, head="head"),
         seeds=[0, 1, 2],
@@ -115,8 +117,8 @@ def main(path: Path | None) -> None:
         lr=0.5,
         momentum=0.5,
     )
-    print(results)
-    print(results.compare("fedthe", "fedavg_ft"))
+    print(results, results.compare("fedthe", "fedavg_ft"), sep="\n\n")
+    return results
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ their programme. Later the watch moves to the other arm, or the programme change
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from fedthe.errors import InputError
 from fedthe.foreign import explain
 
 EXERCISES = ["pendulum", "abduction", "elevation", "internal rotation", "external rotation", "trapezius", "row"]
+METHODS = ("fedavg", "fedavg_ft", "knn_per", "fedthe")
 WIDTH = 100  # readings in a window: two seconds at 50 Hz
 Rows = tuple[np.ndarray, np.ndarray]  # windows float32 [n, WIDTH, 6], labels [n]
 
@@ -85,11 +87,11 @@ def make_federation(recordings: dict[tuple[int, int, int], np.ndarray]) -> fedth
     return fedthe.Federation.from_clients(clients, classes=EXERCISES, tests=tests, name="watch")
 
 
-def main(path: Path) -> None:
+def main(path: Path, methods: Sequence[str] = METHODS) -> fedthe.Results:
     torch.set_num_threads(1)  # batches are small: a second thread gains little
     results = fedthe.run(
         name="watch",
-        methods=["fedavg", "fedavg_ft", "knn_per", "fedthe"],
+        methods=methods,
         federation=make_federation(read_recordings(path)),
         net=fedthe.wrap_module(WatchNet, head="head"),
         seeds=[0, 1, 2],
@@ -99,8 +101,8 @@ def main(path: Path) -> None:
         lr=0.1,
         momentum=0.5,
     )
-    print(results)
-    print(results.compare("fedthe", "fedavg_ft"))
+    print(results, results.compare("fedthe", "fedavg_ft"), sep="\n\n")
+    return results
 
 
 if __name__ == "__main__":

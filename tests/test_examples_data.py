@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import fedthe
 from fedthe.errors import InputError
+from fedthe.names import name_method
 from helpers import ROOT, fails
 
 
@@ -226,6 +228,41 @@ def test_the_lists_of_this_machine(descriptions):
 # ---------------------------------------------------------------- both
 
 
+@pytest.fixture
+def small_runs(monkeypatch, tmp_path):
+    """What the example's runs gave, with the example's settings but for fewer seeds and rounds."""
+    monkeypatch.chdir(tmp_path)
+    made, whole = [], fedthe.run
+
+    def run(**settings):
+        made.append(whole(**settings | {"seeds": [0], "rounds": 1}))
+        return made[-1]
+
+    monkeypatch.setitem(vars(fedthe), "run", run)
+    return made
+
+
+def test_the_watch_runs_in_small(watch, small_runs, capsys, tmp_path):
+    watch.main(write_recordings(tmp_path / "watch_dataset.npy", length=530))
+    check_run(small_runs, capsys, ["original", "other_arm", "new_exercises", "ooc", "mixture"], clients=10)
+
+
+def test_the_descriptions_run_in_small(descriptions, listed, small_runs, capsys, monkeypatch):
+    monkeypatch.setattr(descriptions, "read_packages", lambda path: listed)
+    descriptions.main(None)
+    check_run(small_runs, capsys, ["original", "orphaned", "ooc", "mixture"], clients=16)
+
+
+def check_run(made, capsys, tests, clients):
+    (results,) = made
+    assert results.failures == {}
+    assert results.tests == tests
+    assert results.config.clients == clients
+    printed = capsys.readouterr().out
+    for word in (*results.methods, *results.tests, "fedthe compared with fedavg_ft"):
+        assert word in printed
+
+
 @pytest.mark.parametrize("name", ["watch", "descriptions"])
 def test_a_missing_file_is_one_sentence_and_exit_code_2(name, tmp_path):
     command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), str(tmp_path / "none")]
@@ -233,3 +270,16 @@ def test_a_missing_file_is_one_sentence_and_exit_code_2(name, tmp_path):
     assert done.returncode == 2
     assert "none" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["watch", "descriptions"])
+def test_the_page_shows_what_was_measured(name):
+    measured = json.loads((ROOT / "benchmarks" / "examples.json").read_text(encoding="utf-8"))[name]["accuracy"]
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    table = page.split(f"<!-- {name} -->")[1].strip().split("\n\n")[0].splitlines()[2:]
+    shown = {cells[0]: cells[1:] for cells in ([cell.strip(" *") for cell in row.split("|")[1:-1]] for row in table)}
+    expected = {
+        name_method(method): [f"{mean:.1f} ± {std:.1f}" for mean, std in row.values()]
+        for method, row in measured.items()
+    }
+    assert shown == expected
