@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+import fedthe
 from fedthe.study.tables import find_table
 from helpers import ROOT
 
@@ -19,6 +20,25 @@ def test_the_reproduction_page_shows_what_results_hold():
     page = fill.PAGE.read_text(encoding="utf-8")
     assert len(fill.MARKED.findall(page)) >= 10
     assert page == fill.fill(page), "run python tools/fill_reproduction.py"
+
+
+def test_the_code_of_the_results_page_runs(data, tmp_path, monkeypatch):
+    """Every block, in order, in a folder that has a run."""
+    monkeypatch.chdir(tmp_path)
+    settings = {"clients": 2, "rounds": 1, "local_epochs": 1, "natural": "none", "samples": 4, "engine": "loop"}
+    fedthe.run(dataset=data, methods=["fedavg_ft", "fedthe"], out="runs/quick", **settings)
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) >= 4
+    known = {}
+    for block in blocks:
+        exec(block, known)
+    assert (tmp_path / "report.html").exists()
+    columns = set(known["samples"])
+    named = {
+        name for line in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", line)
+    }
+    assert named == columns  # the table of columns
 
 
 def test_the_architecture_page_names_files_that_exist():
@@ -53,7 +73,8 @@ def test_a_record_agrees_with_its_clients_and_says_where_it_comes_from(path):
                     for known in [[each for each in clients if each is not None]]
                 ]
                 mean = sum(seeds) / len(seeds)
-                std = (sum((each - mean) ** 2 for each in seeds) / len(seeds)) ** 0.5
+                degrees = len(seeds) - record.get("ddof", 0)  # the first records divide by n
+                std = (sum((each - mean) ** 2 for each in seeds) / degrees) ** 0.5
                 assert record["rows"][row][column] == pytest.approx([mean, std], abs=1e-2)
     if "natural" in record["columns"] and "natural" not in record["compared"]:
         assert record["names"]["natural"] == "natural (Tiny-ImageNet, 7 classes)"

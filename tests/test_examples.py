@@ -11,12 +11,14 @@ import torch
 import fedthe
 from fedthe import tree
 from fedthe.config import make_config
+from fedthe.data import load_dataset
 from fedthe.engine.evaluate import make_samples
 from fedthe.engine.fit import Optimizer
 from fedthe.engine.loop import make_fits
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy, start_from, train
 from fedthe.engine.visit import Run, Training, Visit
+from fedthe.experiment.data import fit_to_net, pick_net, take_samples
 from fedthe.methods import METHODS, compose
 from fedthe.methods.base import FedAvg, Personal
 from fedthe.methods.ditto import Ditto
@@ -24,6 +26,7 @@ from fedthe.methods.fedper import FedPer
 from fedthe.methods.fedrep import FedRep
 from fedthe.methods.finetune import FineTune
 from fedthe.nets import CNN, NETS
+from fedthe.nets.make import make_net
 from fedthe.types import scale
 from helpers import ROOT, fails, load_example
 from tiny_net import CLASSES, TINY, make_shard
@@ -138,9 +141,31 @@ def test_the_table_on_the_page_has_every_method_and_who_shares_a_training():
         assert (training == shared[letter]) if letter in shared else (training not in shared.values()), name
 
 
-def test_the_network_of_the_page_on_networks_trains(monkeypatch):
+def find_network_code(words):
+    """The first block of code on the page about networks that has these words."""
     page = (ROOT / "docs" / "networks.md").read_text(encoding="utf-8")
-    block = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class " in block)
+    return next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if words in block)
+
+
+def test_the_module_and_the_weights_of_the_page_on_networks_are_taken(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setitem(vars(fedthe), "run", lambda **settings: asked.append(settings))
+    monkeypatch.chdir(tmp_path)
+    space = {"fedthe": fedthe, "__name__": "__main__"}
+    exec(find_network_code("wrap_module"), space)
+    exec(find_network_code("save_file"), space)
+    pool = load_dataset("glyphs").pool
+    net = asked[0].pop("net")
+    config = make_config(asked[0])
+    assert pick_net(config, pool, net) is net
+    net.check(take_samples(pool), stacked=True)
+    assert fit_to_net(config, net).training.optimizer == Optimizer("adam", lr=0.002, weight_decay=0.0)
+    started = make_net(make_config(asked[1]), 10, (3, 32, 32))
+    assert started.init(3)["head"]["out"].tolist() == CNN(10).init(0)["head"]["out"].tolist()
+
+
+def test_the_network_of_the_page_on_networks_trains(monkeypatch):
+    block = find_network_code("class ")
     asked = []
     monkeypatch.setitem(vars(fedthe), "run", lambda **settings: asked.append(make_config(settings)))
     monkeypatch.setitem(NETS, "mlp", None)
@@ -152,3 +177,23 @@ def test_the_network_of_the_page_on_networks_trains(monkeypatch):
     loop, stack = train(method, shards, settings, 0), train(method, shards, settings, 0, engine=Stack())
     for name, leaf in tree.flatten(loop.server.shared).items():
         torch.testing.assert_close(leaf, tree.flatten(stack.server.shared)[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_code_of_the_page_on_experiments_runs(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    found = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    blocks = [block for block in found if "class " in block or "sweep" in block]
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    run, heard = fedthe.run, []
+    small = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 2, "tests": ["original"]}
+    monkeypatch.setitem(vars(fedthe), "run", lambda **asked: run(**asked | small))
+    monkeypatch.setattr("builtins.print", lambda *said: heard.append(said))
+    for block in blocks:
+        exec(compile(block, "experiments.md", "exec"), space := {"__name__": "__main__"})
+        if "results" in space:
+            names = ["fedthe", "fedthe(alpha=0.2)", "Gentle", "Gentle(mu=0.1)", "gentle_ft"]
+            assert space["results"].methods == names
+    assert (("Gentle", "gentle_ft"), 0, 1, 1) in [said[:4] for said in heard]
+    assert list(space["sweep"].table()) == ["FedAvg", "FedTHE, alpha=0.05", "FedTHE, alpha=0.2"]
+    assert (tmp_path / "alpha.png").exists()

@@ -292,3 +292,55 @@ def test_a_patch_that_wraps_the_original_is_seen(monkeypatch):
 
     monkeypatch.setattr(Rounds, "local", patched)
     assert fingerprint(Method(NET)) is not None
+
+
+NETWORK = """
+import torch
+from torch import nn
+from fedthe.nets.wrap import wrap_module
+FACTOR = 1.0
+def act(h):
+    return FACTOR * torch.tanh(h)
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Linear(4, 5)
+    def forward(self, x):
+        return act(self.w(x))
+def make():
+    module = nn.Sequential()
+    module.add_module("inner", Inner())
+    module.add_module("fc", nn.Linear(5, 3))
+    nn.init.zeros_(module.fc.bias)
+    return module
+"""
+
+
+def mark_network(change=("", ""), drawn=True):
+    space = {"__name__": "__main__"}
+    assert change[0] in NETWORK
+    exec(compile(NETWORK.replace(*change), "script.py", "exec"), space)
+    net = space["wrap_module"](space["make"] if drawn else space["make"]())
+    return fingerprint(compose(net, METHODS["fedavg"]))
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_code_of_a_wrapped_module_counts_and_that_of_all_its_layers(drawn):
+    assert mark_network(drawn=drawn) == mark_network(drawn=drawn)
+    changes = [
+        ("act(self.w(x))", "act(self.w(x + 0))"),
+        ("torch.tanh(h)", "torch.sin(h)"),
+        ("FACTOR = 1.0", "FACTOR = 2.0"),
+    ]
+    changes += [("zeros_", "ones_")] if drawn else []
+    marks = [mark_network(change, drawn) for change in changes]
+    assert len({mark_network(drawn=drawn), *marks}) == len(changes) + 1
+
+
+def test_a_module_of_torchs_layers_alone_has_no_code_of_its_own():
+    from torch import nn
+
+    from fedthe.nets.wrap import wrap_module
+
+    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    assert fingerprint(compose(wrap_module(module, head="2"), METHODS["fedavg"])) is None

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .config import Config as Config
     from .data import DATASETS as DATASETS
     from .data import load_dataset as load_dataset
     from .data.plan import Federation as Federation
@@ -19,18 +20,26 @@ if TYPE_CHECKING:
     from .engine.check import check_method as check_method
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
-    from .experiment.run import run as run
+    from .experiment.results import read_results as read_results
     from .methods import METHODS as METHODS
+    from .methods.base import Method as Method
+    from .methods.base import Personal as Personal
+    from .methods.base import Rounds as Rounds
     from .methods.head_ensemble import head_ensemble as head_ensemble
+    from .methods.predictor import Predictor as Predictor
     from .nets import NETS as NETS
     from .nets.net import Defaults as Defaults
     from .nets.net import Net as Net
     from .nets.net import PictureNet as PictureNet
     from .nets.wrap import wrap_module as wrap_module
+    from .progress.events import Round as Round
+    from .study.run import run as run
+    from .study.sweep import Sweep as Sweep
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Config": ".config",
     "DATASETS": ".data",
     "load_dataset": ".data",
     "Federation": ".data.plan",
@@ -46,9 +55,16 @@ _HOMES = {
     "PictureNet": ".nets.net",
     "wrap_module": ".nets.wrap",
     "METHODS": ".methods",
+    "Method": ".methods.base",
+    "Personal": ".methods.base",
+    "Rounds": ".methods.base",
+    "Predictor": ".methods.predictor",
     "head_ensemble": ".methods.head_ensemble",
-    "run": ".experiment.run",
+    "run": ".study.run",
+    "Round": ".progress.events",
+    "Sweep": ".study.sweep",
     "Results": ".experiment.results",
+    "read_results": ".experiment.results",
 }
 
 __all__ = list(_HOMES)

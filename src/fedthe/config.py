@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from . import foreign
+from .convert import convert, from_text
 from .data.feature_shift import FeatureShift
 from .data.folder import Square
 from .data.partition import USE_DIRICHLET, Partition
@@ -23,12 +22,10 @@ from .engine.visit import Training
 from .errors import InputError
 from .nets import NETS
 from .nets.make import DEFAULTS, Defaults, find_defaults, takes_width
-from .text import clean, find_nearest, flatten, is_plain, quote
+from .specs import Spec, parse_spec
+from .text import clean, find_nearest, flatten, guess_value, quote, split_list
 
-LARGEST = 2**31 - 1  # of every whole number: no machine fits more rounds, clients or pixels
-LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes: the limits of file systems
 LARGEST_FILE = 2**20  # bytes of a config file
-DEEPEST = 8  # levels of nested tables: no method nests its hyperparameters deeper
 
 
 def make_optimizer(of: Defaults) -> Optimizer:
@@ -40,59 +37,59 @@ OPTIMIZERS = {name: make_optimizer(each) for name, each in DEFAULTS.items()}  # 
 
 @dataclass(frozen=True)
 class Config:
-    """Every key of a config file. The network or the dataset replaces None, unless a comment says otherwise."""
+    """Every key of a config file. `fedthe settings` prints the comments, and those of whole lines as headings."""
 
-    name: str = "run"
+    name: str = "run"  # of the run
     out: str | None = None  # the folder of the run; None: runs/NAME
-    methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")
-    seeds: tuple[int, ...] = (0,)
+    methods: tuple[str, ...] = ("fedavg", "fedavg_ft", "fedthe", "fedthe_plus")  # also FILE.py:NAME, NAME(KEY=VALUE)
+    seeds: tuple[int, ...] = (0,)  # one federation and training each; tables give the mean
     # the benchmark
-    dataset: str = "glyphs"
-    natural: str | None = None
-    size: int | None = None
-    square: Square | None = None  # your own pictures: crop or pad those that are not square; None: refuse them
-    by_client: bool = False  # your folder holds a folder per client, each with a folder per class
-    clients: int | None = None  # None: those that the data has, or 20
-    partition: Partition | None = None  # None: as the data is held, or balanced
+    dataset: str = "glyphs"  # a name of `fedthe data list`, npz:FILE or folder:PATH
+    natural: str | None = None  # a naturally shifted dataset, or none; None: those that the dataset brings
+    size: int | None = None  # pixels of a side to resize images to; None: as they are
+    square: Square | None = None  # your own images that are not square: crop or pad them; None: refuse them
+    by_client: bool = False  # the folder of a dataset holds a folder per client, each with a folder per class
+    clients: int | None = None  # how many clients there are; None: those that the data has, or 20
+    partition: Partition | None = None  # how rows are dealt to clients; None: given if the data says so, or balanced
     dirichlet: float | None = None  # the higher, the more similar the clients; None: 0.1
-    shards: int | None = None  # of each client, with partition=shards; None: 2
-    feature_shift: FeatureShift = "none"  # a corruption or a rotation of its own for each client
-    feature_severity: int | None = None  # of that corruption; None: 3
-    severity: int = 5
-    frost: str | None = None
-    train_fraction: float = 1.0  # of each client's training rows
-    test_fraction: float = 1.0  # of its test rows
+    shards: int | None = None  # pieces of sorted classes for each client, with partition=shards; None: 2
+    feature_shift: FeatureShift = "none"  # all images of a client: corrupted or rotated in its own way
+    feature_severity: int | None = None  # of that corruption, from 1 to 5; None: 3
+    severity: int = 5  # of the corruptions of tests, from 1 to 5
+    frost: str | None = None  # a folder of frost photographs for that corruption; None: generated textures
+    train_fraction: float = 1.0  # of each client's training rows that are used
+    test_fraction: float = 1.0  # of each client's test rows that are used
     tests: tuple[str, ...] | None = None  # the test distributions; None: all
     samples: int | None = None  # at most this many per client and test; None: all
     # the network
-    net: str = "cnn"
-    width: int = 1
-    head_layers: int = 1
+    net: str = "cnn"  # cnn, resnet20_gn, cct4, one of a plugin, or FILE.py:NAME
+    width: int = 1  # times the channels of resnet20_gn
+    head_layers: int = 1  # linear layers of the head, 1 or 2
     init: str | None = None  # a safetensors file with weights that every seed starts from; None: they are drawn
     standardize: bool = False  # pixels to mean 0, standard deviation 1 per channel, as the authors do; else to [-1, 1]
     # training
-    rounds: int = 100
-    participation: float = 1.0
-    local_epochs: int = 5
-    personal_epochs: int = 1
-    batch: int = 32
-    flip: bool = True
-    crop: int = 4
-    optimizer: Literal["sgd", "adam"] | None = None
-    lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
+    rounds: int = 100  # of federated training
+    participation: float = 1.0  # the fraction of clients sampled in each round
+    local_epochs: int = 5  # of a client's training of the shared model, in each round
+    personal_epochs: int = 1  # of a client's training of its personal part, in each round and before testing
+    batch: int = 32  # training rows per step
+    flip: bool = True  # flip training images at random
+    crop: int = 4  # pixels by which training images are shifted at random; 0: not at all
+    optimizer: Literal["sgd", "adam"] | None = None  # None: the network's
+    lr: float | None = None  # the learning rate; None: the network's
+    momentum: float | None = None  # of SGD; None: the network's
+    weight_decay: float | None = None  # None: the network's
     # how it runs
     engine: Literal["auto", "loop", "stack"] = "auto"  # auto: stack on a GPU, loop on the CPU
     device: str = "auto"  # cpu, cuda, or one GPU such as cuda:1; auto: a GPU if there is one
     precision: Literal["auto", "float32", "bfloat16"] = "auto"  # of convolutions in a stack on a GPU
     threads: int | None = None  # clients at a time on the CPU, one thread each; None: one per core
     tolerate: Literal["stop", "skip"] = "stop"  # after an unusable upload: stop the method, or skip the client
-    checkpoint_seconds: float = 10.0
+    checkpoint_seconds: float = 10.0  # how often a training is saved
     curve: tuple[int, ...] = ()  # earlier rounds after which methods are tested, for learning curves
     keep: tuple[int, ...] = ()  # rounds whose checkpoints are kept: a run of so many rounds needs no training
-    # hyperparameters of methods: [hyper.fedthe] alpha = 0.2, or hyper.fedthe.alpha=0.2
-    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # hyperparameters
+    hyper: dict[str, dict[str, Any]] = field(default_factory=dict)  # by method: hyper.fedthe.alpha=0.2
 
     def __post_init__(self) -> None:
         for name in ("methods", "seeds", "tests"):
@@ -116,7 +113,7 @@ class Config:
             raise InputError(f"threads must be from 1 to 1024, not {self.threads}.")
         if not (0 <= self.checkpoint_seconds < float("inf")):
             raise InputError(f"checkpoint_seconds must not be negative or infinite, but is {self.checkpoint_seconds}.")
-        _ = self.training, [self.settings(seed) for seed in self.seeds]  # these check their own values
+        _ = self.specs, self.training, [self.settings(seed) for seed in self.seeds]  # these check their own values
         self._refuse_what_does_nothing()
 
     def _refuse_what_does_nothing(self) -> None:
@@ -132,6 +129,16 @@ class Config:
             raise InputError("feature_severity has no effect without feature_shift=corruption.")
         if self.momentum and self.training.optimizer.name == "adam":
             raise InputError("adam takes no momentum; leave momentum out, or set optimizer=sgd.")
+
+    @property
+    def specs(self) -> dict[str, Spec]:
+        """The methods by id, which is what results call them."""
+        specs: dict[str, Spec] = {}
+        for spec in map(parse_spec, self.methods):
+            if spec.id in specs:
+                raise InputError(f"{specs[spec.id]} and {spec} would have the same name; rename one of them.")
+            specs[spec.id] = spec
+        return specs
 
     @property
     def folder(self) -> Path:
@@ -153,11 +160,9 @@ class Config:
         return self.settings(self.seeds[0]).clients
 
     def settings(self, seed: int) -> Settings:
-        names = (
-            *("clients", "dirichlet", "partition", "severity", "frost", "train_fraction", "test_fraction"),
-            *("shards", "feature_shift", "feature_severity"),
-        )
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        names = "clients dirichlet partition shards feature_shift feature_severity severity frost"
+        names += " train_fraction test_fraction"
+        given = {name: value for name in names.split() if (value := getattr(self, name)) is not None}
         return Settings(**given, seed=seed)
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,7 +176,12 @@ class Config:
 
 def read_config(path: Path, words: Iterable[str] = ()) -> Config:
     """A file's settings, overridden by words such as `rounds=10` or `methods=fedthe,ditto`."""
-    return make_config(read_words(words, {"name": path.stem} | _read_toml(path)))
+    return make_config(read_settings(path, words))
+
+
+def read_settings(path: Path | None, words: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings of a file, if there is one, and of words; and under "sweep" the values to sweep."""
+    return read_words(words, {"name": path.stem} | _read_toml(path) if path else {})
 
 
 def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -188,16 +198,21 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
         if not equals:
             raise InputError(f"{quote(word)} is not a setting; write key=value, such as rounds=10.")
         if key.startswith("hyper."):
-            _put_hyper(values, key, _guess(value))
+            _put_hyper(values, key, guess_value(value))
+        elif key.startswith("sweep."):
+            swept = key.removeprefix("sweep.")
+            each = [from_text(part, *_hints().get(swept, (Any, False))) for part in split_list(value)]
+            before_it = values.get("sweep")
+            values["sweep"] = {**(before_it if isinstance(before_it, Mapping) else {}), swept: each}
         else:
             # natural=none means no shift, while None means whatever is available
-            values[key] = value if key == "natural" else _from_text(value, *_hint(key))
+            values[key] = value if key == "natural" else from_text(value, *_hint(key))
         before = word
     return values
 
 
 def make_config(values: Mapping[str, Any]) -> Config:
-    return Config(**{key: _convert(key, value, *_hint(key)) for key, value in values.items()})
+    return Config(**{key: convert(key, value, *_hint(key)) for key, value in values.items()})
 
 
 def read_example() -> str:
@@ -231,7 +246,7 @@ def _put_hyper(values: dict[str, Any], key: str, value: Any) -> None:
     _, method, *path = key.split(".")
     if not method or not all(path) or not path:
         raise InputError(f"{quote(key)} must be hyper.METHOD.NAME, such as hyper.fedthe.alpha=0.2.")
-    hyper = _convert("hyper", values.get("hyper", {}), *_hint("hyper"))
+    hyper = convert("hyper", values.get("hyper", {}), *_hint("hyper"))
     hyper.setdefault(method, {})[".".join(path)] = value
     values["hyper"] = hyper
 
@@ -247,104 +262,6 @@ def _hint(key: str) -> tuple[Any, bool]:
     if key not in _hints():
         raise InputError(f"there is no setting {quote(key)}; {find_nearest(key, _hints())}")
     return _hints()[key]
-
-
-def _from_text(text: str, hint: Any, optional: bool = False) -> Any:
-    """A word of the command line as the type that the setting takes."""
-    if optional and text.lower() == "none":
-        return None
-    if typing.get_origin(hint) is tuple:
-        kind = typing.get_args(hint)[0]
-        parts = [part.strip() for part in text.split(",")] if text else []  # curve= is empty
-        return [_from_text(part, kind) for part in parts]
-    return text if hint is str else _guess(text)
-
-
-def _guess(text: str) -> Any:
-    for kind in (int, float) if text.isascii() else ():  # Python would also accept digits of other scripts
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _convert(key: str, value: Any, hint: Any, optional: bool = False) -> Any:
-    """The value as the type `hint`, or an error that names the setting."""
-    if value is None and optional:
-        return None
-    if hint is str and isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        kind = typing.get_args(hint)[0]
-        values = value if isinstance(value, list | tuple) else [value]
-        return tuple(_convert(key, each, kind) for each in values)
-    if origin is Literal:
-        choices = typing.get_args(hint)
-        if value not in choices:
-            near = find_nearest(value if isinstance(value, str) else "", choices)
-            raise InputError(f"{key} cannot be {quote(value)}; {near}")
-        return value
-    if origin is dict:
-        if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
-            raise InputError(f"{key} must hold a table per method, such as [hyper.fedthe], not {quote(value)}.")
-        return {_check_text(key, method): _flatten(f"{key}.{method}", given) for method, given in value.items()}
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is str and key == "name" and is_number:
-        value = str(_check_number(key, value))
-    if not (is_number if hint is float else isinstance(value, hint)) or (hint is int and not is_number):
-        raise InputError(f"{key} must be {_KINDS[hint]}, not {quote(value)}.")
-    if hint is str:
-        return _check_text(key, value)
-    if hint is bool:
-        return value
-    return float(_check_number(key, value, whole=False)) if hint is float else _check_number(key, value)
-
-
-def _check_number(key: str, value: float, whole: bool = True) -> float:
-    """The number, if it is finite and not too large. `whole`: integers stay integers."""
-    if not whole and isinstance(value, int):
-        value = float(value) if abs(value) < 10**300 else math.inf
-    if isinstance(value, int):
-        if abs(value) > LARGEST:
-            raise InputError(f"{key} is too large: whole numbers go up to {LARGEST}, but this is {quote(value, 40)}.")
-        return value
-    if not math.isfinite(value):
-        raise InputError(f"{key} must be a finite number, not {value}.")
-    return value + 0.0  # turns -0.0, which would have another hash, into 0.0
-
-
-def _check_text(key: str, value: Any) -> str:
-    """The text, if it is printable and short enough for a path."""
-    if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{key} must not be empty; leave it out for its default.")
-    if not is_plain(value):
-        raise InputError(f"{key} must be text without control characters, not {quote(value)}.")
-    if max(map(len, os.fsencode(value).split(b"/"))) > LONGEST_NAME or len(os.fsencode(value)) > LONGEST_PATH:
-        raise InputError(f"{key} is too long for the name of a file or folder: {quote(value)}.")
-    return value
-
-
-def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[str, Any]:
-    """[hyper.fedthe_plus.then] lr = 0.1 is the same as then.lr = 0.1"""
-    flat: dict[str, Any] = {}
-    if not depth:
-        raise InputError(f"{clean(key)} nests tables too deep; write hyper.METHOD.NAME.")
-    for name, value in given.items():
-        whole = f"{key}.{_check_text(key, name)}"
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{rest}": each for rest, each in _flatten(whole, value, depth - 1).items()}
-        elif isinstance(value, str):
-            flat[name] = _check_text(clean(whole), value)
-        elif isinstance(value, int | float):
-            flat[name] = value if isinstance(value, bool) else _check_number(clean(whole), value)
-        else:
-            raise InputError(f"{clean(whole)} must be a number, a word, true or false, not {quote(value)}.")
-    return flat
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
 
 def _show(values: Iterable[Any]) -> str:

@@ -17,6 +17,10 @@ class Failed(Exception):
     """One experiment failed; others can continue. The command exits with 1."""
 
 
+class Stopped(Failed):
+    """The user's `on_round` raised, which stops the run. The original error is in `__cause__`."""
+
+
 class Damaged(InputError):
     """A file that is not what the package wrote under this name."""
 

@@ -42,7 +42,11 @@ NET_NAMES = {"cnn": "CNN", "resnet20_gn": "ResNet20-GN", "cct4": "CCT4"}
 
 
 def name_method(method: str) -> str:
-    return METHOD_NAMES.get(method) or clean(method)
+    """Of a variant such as fedthe(alpha=0.2,beta=0.3): FedTHE (alpha=0.2, beta=0.3)."""
+    name, bracket, hyper = method.partition("(")
+    if not (bracket and hyper.endswith(")")):
+        return METHOD_NAMES.get(method) or clean(method)
+    return clean(f"{METHOD_NAMES.get(name, name)} ({hyper.replace(',', ', ')}", 160)
 
 
 def name_test(test: str) -> str:

@@ -1,10 +1,26 @@
-"""Methods, networks and datasets from other packages, which declare them as entry points."""
+"""Methods, networks and datasets from elsewhere: other packages' entry points, and files of the user's own."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+import sys
+import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from . import foreign
+from .errors import InputError
+from .text import find_nearest, flatten, quote
+
+LARGEST_FILE = 2**24  # bytes of a file of code
+
+_loaded: dict[Path, tuple[str, ModuleType]] = {}  # by file: the hash of its content, and the module
 
 
 def load_plugins(group: str, taken: dict[str, Any]) -> dict[str, Any]:
@@ -19,3 +35,82 @@ def load_plugins(group: str, taken: dict[str, Any]) -> dict[str, Any]:
         except Exception as error:  # foreign code: whatever it raises, the rest must work
             warnings.warn(f"{point.value} of {group} could not be loaded: {error!r}.", stacklevel=2)
     return found
+
+
+def is_file_spec(text: str) -> bool:
+    """Whether text is FILE.py:NAME."""
+    return ".py:" in text
+
+
+def load_object(spec: str) -> Any:
+    """What FILE.py:NAME names. The file is relative to the working directory, and loaded again once it was edited."""
+    file, _, name = spec.rpartition(":")
+    module = load_file(Path(file))
+    if name not in vars(module):
+        known = [each for each in vars(module) if not each.startswith("_")]
+        raise InputError(f"{file} has no {quote(name)}; {find_nearest(name, known) if known else 'it is empty.'}")
+    return vars(module)[name]
+
+
+def load_file(path: Path) -> ModuleType:
+    """A file of Python as a module of its own. While it is loaded, it can import the files beside it."""
+    try:
+        source = foreign.read_file(path, LARGEST_FILE)
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist in {Path.cwd()}, where the command runs.") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}).") from None
+    place, digest = path.resolve(), hashlib.sha256(source).hexdigest()
+    before = _loaded.get(place)
+    if before and before[0] == digest:
+        return before[1]
+    module = ModuleType(before[1].__name__ if before else _name_module(place))
+    module.__file__ = str(place)
+    with _as_module(module), _importable(place.parent):
+        try:
+            # Compiled here: Python's cache would take an edit within the same second for no edit.
+            exec(compile(source, str(place), "exec", dont_inherit=True), vars(module))
+        except (Exception, SystemExit) as error:  # whatever the user's code raises
+            raise InputError(f"{path} cannot be loaded{_say_where(error, place)}") from error
+    _loaded[place] = digest, module
+    return module
+
+
+def _name_module(place: Path) -> str:
+    """mine_py for mine.py. It is part of the hash of results, so it must not depend on the folder."""
+    name = re.sub(r"\W", "_", place.name)
+    taken = {module.__name__ for _, module in _loaded.values()} | sys.modules.keys()
+    return next(each for each in (name, *(f"{name}_{n}" for n in range(2, len(taken) + 3))) if each not in taken)
+
+
+@contextmanager
+def _as_module(module: ModuleType) -> Iterator[None]:
+    """Dataclasses and fingerprints look modules up by name. After a failure, the one before stays."""
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    except BaseException:
+        del sys.modules[module.__name__]
+        if before is not None:
+            sys.modules[module.__name__] = before
+        raise
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
+
+
+def _say_where(error: BaseException, place: Path) -> str:
+    """The line of the file, and what is wrong there."""
+    if isinstance(error, SyntaxError) and error.filename == str(place):
+        return f" (line {error.lineno}: {flatten(error.msg, 200)})."
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(place)]
+    where = f"line {lines[-1]}: " if lines else ""
+    return f" ({where}{flatten(f'{type(error).__name__}: {error}', 200)})."

@@ -6,7 +6,7 @@ runs/NAME/manifest-S.json    the federation of seed S: which client holds which 
 runs/NAME/trainings/ID.*     a federated training: its checkpoint (safetensors), what is known of it (JSON), and the
                              state of its clients where that is too much for memory (records of one size)
 runs/NAME/answers/ID.json    one method on one seed: its scores on every client and test
-runs/NAME/samples/ID.npz     the same by sample: label, answer, and with two heads the answers of both and e
+runs/NAME/samples/ID.npz     the same by sample: label, answer, probabilities; with two heads also both answers and e
 runs/NAME/examples/ID.npz    the first images of some streams, to look at
 runs/NAME/results.jsonl      all scores of the run, one line per method, seed, test and client; and as Parquet
 """

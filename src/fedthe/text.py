@@ -41,6 +41,28 @@ def say_value(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
+def guess_value(text: str) -> bool | int | float | str:
+    """A word of the command line as a number, true or false, or text."""
+    for kind in (int, float) if text.isascii() else ():  # Python would also accept digits of other scripts
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def split_list(text: str) -> list[str]:
+    """The parts between commas, except for commas within parentheses."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth = max(0, depth + {"(": 1, ")": -1}.get(letter, 0))
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
 def find_nearest(word: str, known: Iterable[str]) -> str:
     """A hint to append to "... is unknown": the nearest known word, or all of them."""
     known, word = list(known), word[:100]  # comparing long words is slow

@@ -107,7 +107,7 @@ def test_a_run_on_data_that_are_no_pictures(tmp_path, kind, engine):
     config, net = make_config(settings | {"out": str(tmp_path / "run")}), Perceptron(3, tokens=kind == "tokens")
 
     def run():
-        return run_prepared(*prepare(config, federation.dataset, net))
+        return run_prepared(*prepare(config, federation.dataset, net=net))
 
     results = run()
     assert not results.failures
@@ -130,11 +130,11 @@ def test_methods_for_pictures_are_refused_on_other_data(tmp_path):
     federation = federate()
     for name in PICTURES_ONLY:
         config = make_config(settings_of(federation) | SMALL | {"methods": [name], "out": str(tmp_path / "run")})
-        fails(lambda config=config: prepare(config, federation.dataset, Perceptron(3)), name, "pictures", "mine")
+        fails(lambda config=config: prepare(config, federation.dataset, net=Perceptron(3)), name, "pictures", "mine")
     config = make_config(settings_of(federation) | SMALL | {"methods": ["fedavg"]})
     fails(lambda: prepare(config, federation.dataset), "cnn", "[2, 3]", "wrap_module")
     config = make_config(settings_of(federation) | {"standardize": True, "methods": ["fedavg"]})
-    fails(lambda: prepare(config, federation.dataset, Perceptron(3)), "standardize")
+    fails(lambda: prepare(config, federation.dataset, net=Perceptron(3)), "standardize")
     assert not (tmp_path / "run").exists()
 
 

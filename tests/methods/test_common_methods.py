@@ -126,7 +126,7 @@ def test_pfedme_moves_to_the_minimum_near_it_and_deploys_one(part, engine):
     assert_near(leaves(progress.server.shared), w, NEAR)
     assert differ(w, [BODY, HEAD])
     for k, found in enumerate(deploy_all(method, progress, engine)):
-        theta = oracles.ditto_round(w, w, draw_batches(k, SETTINGS.rounds, "personal"), LR, part.lam)
+        theta = oracles.ditto_round(w, w, draw_batches(k, SETTINGS.rounds, "personal"), part.inner_lr, part.lam)
         assert_near(found, theta, NEAR)
         assert differ(found, w)
 

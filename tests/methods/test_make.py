@@ -12,6 +12,11 @@ from fedthe.methods.compose import arrange
 from fedthe.methods.make import find_parts, list_hyper, make_methods, set_hyper
 from fedthe.nets import NETS
 from fedthe.nets.cnn import CNN
+from fedthe.nets.make import make_net
+
+
+def make(config, classes, channels, size):
+    return make_methods(config, make_net(config, classes, (channels, size, size)))
 
 
 @pytest.mark.parametrize(
@@ -67,12 +72,10 @@ def test_a_part_that_is_rounds_and_personal_is_set_once():
 
 @pytest.mark.parametrize(("net", "rate"), [("cnn", 0.1), ("cct4", 0.01)])
 def test_the_search_of_the_head_ensemble_has_the_rate_of_the_network(net, rate):
-    made = make_methods(Config(net=net, methods=("fedthe", "fedavg", "fedthe_plus")), 3, 3, 32)
+    made = make(Config(net=net, methods=("fedthe", "fedavg", "fedthe_plus")), 3, 3, 32)
     assert made["fedthe"].predictor.search.lr == made["fedthe_plus"].predictor.search.lr == rate
     hyper = {"fedthe": {"search.lr": 0.7}}
-    assert (
-        make_methods(Config(net=net, methods=("fedthe",), hyper=hyper), 3, 3, 32)["fedthe"].predictor.search.lr == 0.7
-    )
+    assert make(Config(net=net, methods=("fedthe",), hyper=hyper), 3, 3, 32)["fedthe"].predictor.search.lr == 0.7
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def test_no_network_is_made_before_its_shapes_are_known(monkeypatch):
     monkeypatch.setitem(NETS, "grey", Grey)
     config = make_config({"net": "grey", "methods": ["fedthe", "t3a"]})
     find_parts(config)
-    assert make_methods(config, 10, 1, 28)["t3a"].net == Grey(10, 1, 28)
+    assert make(config, 10, 1, 28)["t3a"].net == Grey(10, 1, 28)
     for settings, says in (
         ({"methods": ["fedthee"]}, "did you mean fedthe"),
         ({"hyper": {"ditto": {"lam": -1.0}}}, "lam"),
@@ -97,4 +100,4 @@ def test_no_network_is_made_before_its_shapes_are_known(monkeypatch):
         with pytest.raises(InputError, match=says):
             find_parts(make_config(config.as_dict() | settings))
     with pytest.raises(InputError, match="t3a needs a head of one linear layer"):
-        make_methods(replace(config, head_layers=2), 10, 1, 28)
+        make(replace(config, head_layers=2), 10, 1, 28)

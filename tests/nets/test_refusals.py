@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedthe.errors import InputError
 from fedthe.nets.wrap import wrap_module
-from nets.modules import CLASSES, MLP, Reader, Recurrent, ResNet18, draw_features, draw_tokens, seeded
+from torch_modules import CLASSES, MLP, Reader, Recurrent, ResNet18, draw_features, draw_tokens, seeded
 
 
 def changed(change, make=MLP):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import fedthe
 from fedthe import tree
+from fedthe.config import make_config
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import Dataset
 from fedthe.engine.fit import Optimizer
@@ -21,6 +22,9 @@ from fedthe.engine.shards import Shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy_some, start, train_together
 from fedthe.engine.visit import Question, Run, Training
+from fedthe.errors import InputError
+from fedthe.experiment.run import run_prepared
+from fedthe.experiment.work import prepare
 from fedthe.methods import METHODS, compose
 from fedthe.methods.compose import describe
 from fedthe.nets.wrap import wrap_module
@@ -28,7 +32,7 @@ from fedthe.nets.written_out import WrittenOut
 from fedthe.store import content_hash
 from fedthe.types import Shard
 from helpers import make_pool
-from nets.modules import (
+from torch_modules import (
     CLASSES,
     MLP,
     VOCABULARY,
@@ -123,7 +127,7 @@ def make_shards(x, y):
 
 
 def train(method, run, settings, engine):
-    begun = start(method.training, len(run.shards), run.seed)
+    begun = start(method.training, len(run.shards), run.seed, engine.device)
     ((reached,),) = train_together([method.training], [run], settings, [[begun]], engine)
     return reached
 
@@ -146,6 +150,20 @@ def test_loop_and_stack_train_alike(name):
         assert np.array_equal(alone.classes, together.classes)
         for column in alone.info:
             assert np.abs(alone.info[column] - together.info[column]).max() < 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_case
+def test_a_gpu_trains_like_the_loop(name, dtype):
+    net, _, x, y = case(name)
+    method, shards = compose(net, METHODS["fedthe"]), make_shards(x, y)
+    settings = Training(2, local_epochs=1, batch=4, flip=False, crop=0, optimizer=Optimizer(lr=0.01))
+    there = [Shard(*(part.cuda() for part in shard)) for shard in shards]
+    one = train(method, Run(0, shards), settings, Loop())
+    two = train(method, Run(0, there), settings, Stack("cuda", dtype))
+    reached = tree.map_leaves(torch.Tensor.cpu, two.server.shared)
+    assert difference(one.server.shared, reached) < (1e-4 if dtype == torch.float32 else 2e-2)
 
 
 @cache
@@ -179,6 +197,36 @@ def test_fedrod_starts_as_the_generic_model_with_a_bias_too():
     params, x = net.init(0), draw_features()
     mine = params | method.start(params).mine["personal"]
     assert torch.equal(method.logits(mine, x), net.logits(params, x))
+
+
+def test_a_run_files_a_module_by_its_content(data, tmp_path):
+    small = {
+        "dataset": data,
+        "size": 16,
+        "clients": 2,
+        "rounds": 1,
+        "local_epochs": 1,
+        "methods": ["fedavg"],
+        "crop": 0,
+    }
+    config = make_config(small | {"samples": 4, "tests": ["original"], "out": str(tmp_path / "run"), "threads": 2})
+
+    def run(net):
+        return run_prepared(*prepare(config, None, net))
+
+    def make(seed):
+        return wrap_module(seeded(MLP, seed=seed, inputs=768))
+
+    results, again, other = run(make(0)), run(make(0)), run(make(1))
+    assert not results.failures
+    assert again.reused == 1
+    assert again.trainings.keys() == results.trainings.keys()
+    assert other.reused == 0
+    assert other.trainings.keys().isdisjoint(results.trainings)
+    with pytest.raises(InputError, match=r"MLP cannot take a batch of shape \[3, 3, 16, 16\] in float32"):
+        run(wrap_module(MLP))
+    with pytest.raises(InputError, match="tells 7 classes apart, but the data has 3"):
+        run(wrap_module(lambda: MLP(768, classes=7)))
 
 
 # what seeds start from
@@ -340,14 +388,15 @@ def test_attention_is_torchs(how):
     torch.testing.assert_close(made, F.scaled_dot_product_attention(q, k, v, **how))
 
 
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+BOTH_WAYS = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+
+
 @pytest.mark.parametrize(
-    "how",
-    [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}, {"bias": False}, {"nonlinearity": "relu"}],
+    ("kind", "how"),
+    [(kind, how) for kind in (nn.RNN, nn.GRU, nn.LSTM) for how in ({}, BOTH_WAYS, {"bias": False})]
+    + [(nn.RNN, {"nonlinearity": "relu"})],
 )
 def test_recurrent_layers_are_torchs(kind, how):
-    if "nonlinearity" in how and kind is not nn.RNN:
-        pytest.skip("of nn.RNN alone")
     module, x = seeded(Recurrent, kind=kind, **how), draw_features(4, (5, 4))
     net = wrap_module(module)
     torch.testing.assert_close(net.logits(net.init(0), x), module(x))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fedthe import cli
+from fedthe.report.compare import compare_methods
 from fedthe.report.data import Page, Score, SeedClients
 from fedthe.report.gather import gather
 from fedthe.report.page import write_page
@@ -378,6 +379,8 @@ def test_a_run_shows_only_what_it_has(browser, tmp_path):
         links = page.locator("nav a:visible")
         assert links.all_inner_texts() == [
             "Results",
+            "Statistics",
+            "Comparison",
             "ID and OOD",
             "Clients",
             "Curves",
@@ -386,8 +389,8 @@ def test_a_run_shows_only_what_it_has(browser, tmp_path):
             "Provenance",
         ]
         page.get_by_label("Run in the charts").select_option("bare")
-        assert links.all_inner_texts() == ["Results", "Severity", "Provenance"]
-        assert page.locator("main section:visible").count() == 3
+        assert links.all_inner_texts() == ["Results", "Statistics", "Severity", "Provenance"]
+        assert page.locator("main section:visible").count() == 4
         scroll = page.locator("#severity .chart")
         scroll.scroll_into_view_if_needed()
         page.wait_for_selector("#severity .chart svg .scatterlayer .trace")
@@ -452,3 +455,25 @@ def make_figures():
         "curves-dir0.1": {"rounds": [1, 2], "curves": curves, "speed": {}},
     }
     return [{"id": id, "title": id, "tests": tests, "config": FIGURE_CONFIG, "data": each} for id, each in data.items()]
+
+
+def test_two_methods_are_compared_and_the_other_way_around(browser, tmp_path):
+    shown = make_shown(methods=("fedavg", "fedthe", "t3a"), clients=5, rounds=4)
+    rows = compare_methods(shown, "fedavg", "t3a").rows
+    with open_page(browser, Page("One", [shown]), tmp_path) as page:
+        section = page.locator("#comparison")
+        first, second = section.locator("select").all()
+        first.select_option("fedavg")
+        second.select_option("t3a")
+        cells = section.locator("tbody tr").nth(0).locator("td").all_inner_texts()
+        row = rows["original"]
+        signed = [f"{each:+.1f}".replace("-", "−") for each in (row.difference, row.low, row.high)]
+        assert cells[:4] == [f"{row.a:.1f}", f"{row.b:.1f}", signed[0], f"{signed[1]} to {signed[2]}"]
+        assert cells[5] == f"{row.higher} / {row.lower}"
+        first.select_option("t3a")
+        assert "Choose two different methods." in section.inner_text()
+        second.select_option("fedavg")
+        turned = section.locator("tbody tr").nth(0).locator("td").all_inner_texts()
+        assert (turned[:2], turned[4], turned[5]) == (cells[1::-1], cells[4], f"{row.lower} / {row.higher}")
+        more, less = (f"{-each:+.1f}".replace("-", "−") for each in (row.low, row.high))
+        assert turned[3] == f"{less} to {more}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedthe.errors import InputError
-from fedthe.report.compare import compare, lay_out, list_remarks
+from fedthe.report.compare import compare, compare_all, compare_methods, lay_out, list_remarks
 from fedthe.report.data import Score, SeedClients
 from report_pages import make_shown
 
@@ -34,15 +34,15 @@ def with_config(shown, **settings):
 def test_paired_by_hand():
     comparison = compare(make_run("a", A), make_run("b", B))
     change = comparison.changes["fedthe"]["original"]
-    # differences 2, 0, 4, -1, 5: mean 2, squares around it 0 + 4 + 4 + 9 + 9 = 26, over 4 and over 5
-    assert change.more == pytest.approx(2.0)
-    assert change.error == pytest.approx((26 / 4 / 5) ** 0.5)
+    assert change.more == pytest.approx(2.0)  # differences 2, 0, 4 and -1, 5
+    assert change.low < 0 < change.more < change.high
+    assert change.p_holm == change.p > 0.05  # a single comparison
     assert (change.pairs, change.gained, change.lost) == (5, 3, 1)
     # of clients, then of seeds, as in all tables: 60 and 45; 62 and 47
     assert change.a == pytest.approx(52.5)
     assert change.b == pytest.approx(54.5)
     assert comparison.seeds == ["0", "1"]
-    assert list_remarks(comparison)[0].startswith("Paired: both runs have the same clients in seeds 0, 1;")
+    assert list_remarks(comparison)[0].startswith("Paired: both runs have the same clients in seeds 0, 1.")
 
 
 def test_unpaired_by_hand():
@@ -51,7 +51,7 @@ def test_unpaired_by_hand():
     assert change.a == pytest.approx((60 + 45) / 2)
     assert change.b == pytest.approx((62 + 184 / 3) / 2)
     assert change.more == pytest.approx(change.b - change.a)
-    assert (change.pairs, change.error) == (0, None)
+    assert (change.pairs, change.low, change.p_holm) == (0, None, None)
     assert list_remarks(comparison)[0].startswith("Not paired")
     assert lay_out(comparison)[1][0][-1] == "-"
 
@@ -71,10 +71,10 @@ def test_manifests_that_nobody_knows_are_not_the_same():
     assert comparison.changes["fedthe"]["original"].pairs == 0
 
 
-def test_one_client_has_no_error():
+def test_one_client_has_no_interval():
     comparison = compare(make_run("a", {"0": [50.0]}), make_run("b", {"0": [60.0]}))
-    assert comparison.changes["fedthe"]["original"].error is None
-    assert lay_out(comparison)[1] == [["FedTHE, original", "50.0", "60.0", "+10.0", "1 / 0"]]
+    assert comparison.changes["fedthe"]["original"].low is None
+    assert lay_out(comparison)[1] == [["FedTHE, original", "50.0", "60.0", "+10.0", "-", "-", "1 / 0"]]
 
 
 def test_a_client_with_nothing_right_counts():
@@ -84,8 +84,10 @@ def test_a_client_with_nothing_right_counts():
 
 def test_the_grid_for_a_terminal():
     head, rows = lay_out(compare(make_run("a", A), make_run("b", B)))
-    assert head == ["", "a", "b", "difference", "up / down"]
-    assert rows == [["FedTHE, original", "52.5", "54.5", "+2.0 ± 1.1", "3 / 1"]]
+    assert head == ["", "a", "b", "difference", "95 % interval", "p (Holm)", "up / down"]
+    change = compare(make_run("a", A), make_run("b", B)).changes["fedthe"]["original"]
+    interval = f"{change.low:+.1f} to {change.high:+.1f}"
+    assert rows == [["FedTHE, original", "52.5", "54.5", "+2.0", interval, f"{change.p:.3f}", "3 / 1"]]
 
 
 def test_settings_that_differ():
@@ -121,7 +123,8 @@ def test_a_run_beside_itself():
     assert comparison.names == ("made-up (1)", "made-up (2)")
     every = [change for row in comparison.changes.values() for change in row.values()]
     assert len(every) == 14 * 6
-    assert {(change.more, change.error, change.gained, change.lost) for change in every} == {(0.0, 0.0, 0, 0)}
+    assert {(change.more, change.low, change.high, change.p_holm) for change in every} == {(0.0, 0.0, 0.0, 1.0)}
+    assert {(change.gained, change.lost) for change in every} == {(0, 0)}
 
 
 def test_what_failed_in_one_is_not_compared():
@@ -159,3 +162,29 @@ def test_nothing_to_compare(changes, words):
         compare(make_run("a", A), make_run("b", B, **changes))
     assert str(raised.value).endswith(".")
     assert "\n" not in str(raised.value)
+
+
+def test_two_methods_of_a_run_and_the_other_way_around():
+    run = make_shown(methods=("fedavg", "fedthe", "t3a"), clients=5)
+    one, other = compare_methods(run, "fedthe", "fedavg"), compare_methods(run, "fedavg", "fedthe")
+    for test in run.tests:
+        a, b = one.rows[test], other.rows[test]
+        assert (a.a, a.b, a.difference) == pytest.approx((b.b, b.a, -b.difference))
+        assert (a.low, a.high) == pytest.approx((-b.high, -b.low), abs=1e-4)
+        assert (a.higher, a.lower, a.clients, a.seeds) == (b.lower, b.higher, b.clients, 3)
+    assert one.rows["natural"].clients == 12  # one client of each seed lacks it
+    every = compare_all(run)
+    assert {(a, b) for a, others in every.items() for b in others} == {
+        ("fedavg", "fedthe"),
+        ("fedavg", "t3a"),
+        ("fedthe", "t3a"),
+    }
+    assert every["fedavg"]["fedthe"] == other.rows
+
+
+def test_a_method_that_is_not_there_is_refused():
+    run = make_shown(methods=("fedavg", "fedthe"), clients=2)
+    with pytest.raises(InputError, match="has no results of 'fedth'; did you mean"):
+        compare_methods(run, "fedth", "fedavg")
+    with pytest.raises(InputError, match="cannot be compared with itself"):
+        compare_methods(run, "fedavg", "fedavg")

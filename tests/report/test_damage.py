@@ -248,8 +248,15 @@ def check_numbers(command, out, whole):
     if command in ("report", "records", "compare"):
         scores = take_scores(read_page(out))
         wanted = 2 * whole["report"] if command == "compare" else whole[command]
-        said = "is left out" in out.read_text(encoding="utf-8")
-        assert scores == wanted or (said and scores == []), "other numbers than were measured"
+        text = out.read_text(encoding="utf-8")
+        if "No per-sample data of" in text:  # calibration is from samples: absent without them, never another number
+            for mine, theirs in zip(list_cells(scores), list_cells(wanted), strict=True):
+                mine["ece"] = theirs["ece"] if mine["ece"] is None else mine["ece"]
+        assert scores == wanted or ("is left out" in text and scores == []), "other numbers than were measured"
+
+
+def list_cells(scores):
+    return [cell for run in scores for tests in run.values() for cell in tests.values()]
 
 
 def look(folder, command, out):

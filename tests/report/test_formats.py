@@ -10,20 +10,23 @@ import pytest
 from fedthe.report import cells
 from fedthe.report.data import Cost, Page, Paper, Score
 from fedthe.report.formats import FORMATS, write_csv, write_latex, write_markdown
-from report_pages import make_page, make_shown
+from report_pages import make_page, make_shown, spread_clients
 
 NASTY = "a_b & 50% $x$ #1 {c} ~d ^e \\f <img src=x onerror=alert(1)> |g `h` *i* [j]\nnew\x1b[2J"
 
 
 def make_small(**changes):
     """Two methods, two tests, numbers of which everything follows by hand."""
+    scores = {
+        "fedavg": {"original": Score(71.26, 0.44, 40.0), "ooc": Score(50.0, 1.0, 30.0, 31.0, 51.0, 1.234, 12.0)},
+        "fedthe": {"original": Score(71.34, 0.36, 45.0), "ooc": Score(60.0, 2.0, 20.0, 21.0, 61.0, 0.5, 9.99)},
+    }
     shown = replace(
         make_shown(methods=("fedavg", "fedthe"), clients=2, seeds=(0, 1), paper=False),
         tests={"original": "original", "ooc": "out-of-client"},
-        scores={
-            "fedavg": {"original": Score(71.26, 0.44, 40.0), "ooc": Score(50.0, 1.0, 30.0)},
-            "fedthe": {"original": Score(71.34, 0.36, 45.0), "ooc": Score(60.0, 2.0, 20.0)},
-        },
+        scores=scores,
+        clients=spread_clients(scores, apart=["original"]),
+        short={},
         costs={"fedavg": Cost(0.01234, 1.0, 0.0), "fedthe": Cost(1234.5, 33.0, 1.0)},
         paper=Paper("main", "a title", {"fedthe": {"ooc": (62.5, 0.5)}}, ["mind the gap."]),
     )
@@ -58,7 +61,8 @@ def drop_escapes(text):
 def test_statistics_by_hand():
     shown = make_small().shown[0]
     assert cells.average_of(shown, "fedthe") == pytest.approx(65.67)
-    assert cells.find_best(shown, "mean") == {"original": set(), "ooc": {"fedthe"}}  # 71.3 and 71.3
+    # on original, clients differ by -3 and +3 around 0.08
+    assert cells.find_leaders(shown) == {"original": None, "ooc": "fedthe", cells.AVERAGE: "fedthe"}
     assert cells.difference(shown, "fedthe", "ooc") == pytest.approx(-2.5)
     assert cells.difference(shown, "fedthe", "original") is None
     assert cells.difference(shown, "nobody", "ooc") is None
@@ -70,27 +74,33 @@ def test_what_rounds_to_nothing_has_no_minus():
     assert cells.say_change(-0.06) == "-0.1"
 
 
-@pytest.mark.parametrize(
-    ("numbers", "best"),
-    [([71.26, 71.34, 70.0], {0, 1}), ([1.0, 2.0], {1}), ([2.0, 2.0], set()), ([1.0], set()), ([], set())],
-)
-def test_the_best_as_people_see_it_and_nobody_of_equals(numbers, best):
-    assert cells.pick_best(dict(enumerate(numbers))) == best
-
-
 def test_markdown_says_the_numbers():
-    scores, worst, papers = read_markdown(write_markdown(make_small()))
+    text = write_markdown(make_small())
+    scores, leads, worst, tenth, weighted, ece, nll, papers = read_markdown(text)
     assert [cell.strip() for cell in scores[0][1:]] == ["original", "out-of-client", "average", "ms", "passes"]
     assert find_row(scores, "FedAvg") == ["71.3 ± 0.4", "50.0 ± 1.0", "60.6", "0.0123", "1"]
     assert find_row(scores, "FedTHE") == ["71.3 ± 0.4", "**60.0 ± 2.0**", "**65.7**", "1234", "33 + 1"]
-    assert find_row(worst, "FedAvg") == ["40.0", "**30.0**"]
+    assert find_row(leads, "FedTHE")[1] == "+10.0 (+10.0 to +10.0)"
+    assert find_row(leads, "FedAvg")[1] == "-10.0 (-10.0 to -10.0)"
+    assert find_row(worst, "FedAvg") == ["40.0", "30.0"]  # no interval, so not bold
+    assert find_row(tenth, "FedAvg") == ["-", "31.0"]
+    assert find_row(weighted, "FedTHE") == ["-", "61.0"]
+    assert find_row(ece, "FedTHE") == ["-", "10.0"]
+    assert find_row(nll, "FedAvg") == ["-", "1.23"]
+    assert "Bold: the best of a column, if the 95 % interval of its lead" in text
     assert find_row(papers, "FedTHE") == ["62.5 (-2.5)"]
     assert len(papers) == 3  # FedAvg is not in the paper's table
 
 
 def test_latex_says_the_same_numbers():
     text = write_latex(make_small())
-    (rows,) = read_latex_rows(text)
+    rows, others = read_latex_rows(text)
+    assert [row[1:] for row in others if row[0] == "FedTHE"] == [
+        ["-", "21.0"],
+        ["-", "61.0"],
+        ["-", "10.0"],
+        ["-", "0.50"],
+    ]
     ours = [row for row in rows if row[0] == "FedTHE"]
     small = r" {\scriptsize $\pm$ "
     assert ours[0][1:] == [
@@ -100,7 +110,7 @@ def test_latex_says_the_same_numbers():
         "1234",
         "33 + 1",
     ]
-    assert ours[1][1:] == [r"\textbf{45.0}", "20.0", "", "", ""]
+    assert ours[1][1:] == ["45.0", "20.0", "", "", ""]
     assert ours[2][1:] == ["", "62.5 ($-$2.5)", "", "", ""]
     for word in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{", r"\label{tab:made-up}", "mind the gap."):
         assert word in text
@@ -144,8 +154,8 @@ def make_nasty():
 def test_markdown_keeps_texts_of_users_texts():
     text = write_markdown(make_nasty())
     tables = read_markdown(text)
-    assert [{len(row) for row in table} for table in tables] == [{6}, {3}, {2}] * 2
-    assert [len(table) for table in tables] == [4, 4, 3] * 2
+    assert [{len(row) for row in table} for table in tables] == [{6}, *[{3}] * 6, {2}] * 2
+    assert [len(table) for table in tables] == [*[4] * 7, 3] * 2
     assert "<" not in text
     assert "\x1b" not in text
     for mark in "`[$_":
@@ -155,14 +165,14 @@ def test_markdown_keeps_texts_of_users_texts():
 def test_latex_keeps_texts_of_users_texts():
     text = write_latex(make_nasty())
     tables = read_latex_rows(text)
-    assert [len(rows) for rows in tables] == [6, 6]
+    assert [len(rows) for rows in tables] == [6, 9] * 2
     plain = drop_escapes("\n".join(line for line in text.splitlines() if not line.startswith("%")))
     assert not set("#%~^<>|\x1b") & set(plain)
     assert plain.count("{") == plain.count("}")
     assert plain.count("$") % 2 == 0
     assert "_" not in plain
     labels = re.findall(r"\\label\{(.*?)\}", text)
-    assert len(set(labels)) == 2
+    assert len(set(labels)) == 4
     assert all(re.fullmatch(r"tab:[a-z0-9-]+", label) for label in labels)
 
 
@@ -232,3 +242,18 @@ def test_every_run_is_there_and_none_is_fine(name):
     assert "first" in text
     assert "second" in text
     assert FORMATS[name](Page("none", []))
+
+
+def test_short_streams_have_a_dagger_and_a_footnote():
+    page = make_small(short={"ooc": "2 of 4 streams have fewer than 20 samples, the shortest 7"})
+    text = write_markdown(page)
+    assert [cell.strip() for cell in read_markdown(text)[0][0][1:3]] == ["original", "out-of-client†"]
+    assert "- † out-of-client: 2 of 4 streams have fewer than 20 samples, the shortest 7." in text
+    assert r"out-of-client\dag{}" in write_latex(page)
+
+
+def test_equal_methods_have_no_bold_number():
+    scores = {m: {"original": Score(70.0, 1.0, 40.0)} for m in ("fedavg", "fedthe")}
+    text = write_markdown(make_small(scores=scores, clients=spread_clients(scores), tests={"original": "original"}))
+    assert "**" not in text
+    assert "Bold" not in text

@@ -11,7 +11,7 @@ from fedthe.errors import InputError
 from fedthe.report.data import Cost, Page, Paper, Score, SeedClients
 from fedthe.report.headline import say_finding
 from fedthe.report.page import render, write_page
-from report_pages import FIGURE_CONFIG, make_page, make_shown
+from report_pages import FIGURE_CONFIG, make_page, make_shown, spread_clients
 
 EVIL = "<img src=x onerror=alert(1)>"
 SAFE = "&lt;img src=x onerror=alert(1)&gt;"
@@ -27,6 +27,8 @@ def make_small(**changes):
         make_shown(methods=("fedavg", "fedthe"), clients=2, seeds=(0, 1), rounds=4, paper=False),
         tests={"original": "original", "ooc": "out-of-client"},
         scores=scores,
+        clients=spread_clients(scores),
+        short={},
         costs={"fedavg": Cost(0.5, 1.0, 0.0), "fedthe": Cost(2.0, 2.0, 3.0)},
         notes=[],
         failures={},
@@ -53,52 +55,70 @@ def list_links(page):
     return re.findall(r'<li><a href="#(\w+)">', page)
 
 
-def test_the_best_of_every_column_is_bold_and_nothing_else():
-    rows = read_table(show(make_small())[0])
+def test_a_lead_whose_interval_excludes_zero_is_bold_and_nothing_else():
+    page, _ = show(make_small())
+    rows = read_table(page)
     assert rows["FedTHE"]["original"] == ('<span class="mean"><b>80.0</b> ± 1.5</span><span class="worst">20.0</span>')
-    assert rows["FedAvg"]["original"] == ('<span class="mean">50.0 ± 1.0</span><span class="worst"><b>30.0</b></span>')
-    assert rows["FedAvg"]["average"] == '<span class="mean">55.0</span><span class="worst"><b>35.5</b></span>'
+    assert rows["FedAvg"]["original"] == ('<span class="mean">50.0 ± 1.0</span><span class="worst">30.0</span>')
+    assert rows["FedAvg"]["average"] == '<span class="mean">55.0</span><span class="worst">35.5</span>'
     assert rows["FedTHE"]["average"] == '<span class="mean"><b>60.0</b></span><span class="worst">15.0</span>'
-    assert [row["worst client"] for row in rows.values()] == ["<b>35.5</b>", "15.0"]
-    assert [row["ms per sample"] for row in rows.values()] == ["<b>0.5</b>", "2"]  # the least, of what it costs
+    assert [row["worst client"] for row in rows.values()] == ["35.5", "15.0"]
+    assert [row["ms per sample"] for row in rows.values()] == ["0.5", "2"]
     assert [row["passes per sample"] for row in rows.values()] == ["1", "2 + 3"]
+    assert "Bold: the best of a column, if the 95 % interval" in page
 
 
-def test_what_looks_the_same_is_bold_together():
-    means = {"fedavg": 80.01, "fedthe": 80.04, "gma": 70.0}
-    scores = {method: {"original": Score(mean, None, 1.0)} for method, mean in means.items()}
-    small = make_small(scores=scores, tests={"original": "original"}, methods=dict(zip(means, means, strict=True)))
-    rows = read_table(show(small)[0])
-    assert ["<b>80.0</b>" in row["original"] for row in rows.values()] == [True, True, False]
-    assert not any("<b>1.0</b>" in row["original"] for row in rows.values())  # nobody is the best of equals
-
-
-def test_a_mean_that_is_the_worst_too_has_a_deviation_as_the_mean_alone():
-    scores = {
-        "fedavg": {"original": Score(10.0, 0.0, 10.0)},
-        "fedthe": {"original": Score(30.0, 2.0, 10.0)},
-        "gma": {"original": Score(5.0, 1.0, 0.0)},
-    }
-    methods = {method: method for method in scores}
-    rows = read_table(show(make_small(scores=scores, tests={"original": "original"}, methods=methods))[0])
-    worst = '<span class="worst"><b>10.0</b></span>'
-    assert rows["fedavg"]["original"] == f'<span class="mean">10.0 ± 0.0</span>{worst}'
-    assert rows["fedthe"]["original"] == f'<span class="mean"><b>30.0</b> ± 2.0</span>{worst}'
+def test_the_best_is_not_bold_where_clients_disagree():
+    small = make_small()
+    page, _ = show(replace(small, clients=spread_clients(small.scores, apart=["original", "ooc"])))
+    assert page.count("<b>") == 2  # 30 and 20 points are beyond 3 of disagreement
+    close = {"fedavg": {"original": Score(80.0, 1.0, 30.0)}, "fedthe": {"original": Score(80.9, 1.0, 30.0)}}
+    shown = make_small(scores=close, tests={"original": "original"}, clients=spread_clients(close, apart=["original"]))
+    page, _ = show(shown)
+    assert "<b>" not in page
+    assert "Bold" not in page
 
 
 def test_every_run_has_its_own_best():
     low = {"fedavg": {"ooc": Score(5.0, None, 1.0)}, "fedthe": {"ooc": Score(4.0, None, 2.0)}}
-    costs = {"fedavg": Cost(7.0, 1.0, 0.0), "fedthe": Cost(9.0, 1.0, 0.0)}
-    page, _ = show(make_small(), make_small(name="second", tests={"ooc": "out-of-client"}, scores=low, costs=costs))
+    second = make_small(name="second", tests={"ooc": "out-of-client"}, scores=low, clients=spread_clients(low))
+    page, _ = show(make_small(), second)
     bold = re.findall(r'<td class="words">(.*?)</td>|<b>(.*?)</b>', page.split("results-table")[1].split("</table>")[0])
     assert [name or number for name, number in bold] == [
-        *("made-up", "30.0", "60.0", "41.0", "35.5", "35.5", "0.5"),
-        *("made-up", "80.0", "60.0"),
-        *("second", "5.0", "7"),
-        *("second", "2.0", "2.0"),
+        "made-up",
+        "60.0",
+        "made-up",
+        "80.0",
+        "60.0",
+        "second",
+        "5.0",
+        "second",
     ]
-    assert "Bold: best of each column within a run." in page
-    assert "Bold: best of each column." in show(make_small())[0]
+
+
+def test_short_streams_have_a_dagger_and_a_footnote():
+    page, _ = show(make_small(short={"ooc": "2 of 4 streams have fewer than 20 samples, the shortest 7"}))
+    assert "out-of-client†" in read_table(page)["FedTHE"]
+    assert "<li>† out-of-client: 2 of 4 streams have fewer than 20 samples, the shortest 7.</li>" in page
+
+
+def test_statistics_stand_below_the_results():
+    page, data = show(make_shown(methods=("fedavg", "fedthe"), clients=4))
+    assert list_links(page)[:3] == ["results", "statistics", "comparison"]
+    for title in (
+        "Against the best other method",
+        "Worst tenth",
+        "Weighted by samples",
+        "Expected cal",
+        "Negative log",
+    ):
+        assert f"<h3>{title}" in page or f"<summary>{title}" in page
+    rows = data["runs"][0]["pairs"]["fedavg"]["fedthe"]
+    assert list(rows) == list(data["runs"][0]["tests"])
+    bare = {m: {t: Score(s.mean, s.std, s.worst) for t, s in tests.items()} for m, tests in make_small().scores.items()}
+    page, _ = show(make_small(scores=bare))  # of an earlier version: what is not known is not shown
+    assert "Against the best other method" in page
+    assert "calibration error" not in page
 
 
 def test_a_run_in_which_everything_failed_says_so():
@@ -108,7 +128,7 @@ def test_a_run_in_which_everything_failed_says_so():
     assert "results-table" not in page
     assert "Bold" not in page
     page, _ = show(failed, make_small(name="good"))
-    assert len(re.findall(r'<th scope="row">', page)) == 2
+    assert len(read_table(page)) == 2
     assert "<li>bad: no method has finished.</li>" in page
     assert "good: no method" not in page
 
@@ -179,7 +199,17 @@ def test_sections_without_data_are_left_out_and_not_linked():
     page, _ = show(bare)
     assert list_links(page) == ["results", "trade"]
     assert re.findall(r'<section id="(\w+)"', page) == ["results", "trade"]
-    everything = ["results", "trade", "clients", "curves", "weights", "examples", "provenance"]
+    everything = [
+        "results",
+        "statistics",
+        "comparison",
+        "trade",
+        "clients",
+        "curves",
+        "weights",
+        "examples",
+        "provenance",
+    ]
     assert list_links(show(make_small())[0]) == everything
     assert "ms per sample" not in show(make_small(costs={}))[0]
 
@@ -290,23 +320,25 @@ def make_ranked(averages, spread, seeds=(0, 1, 2)):
 
 
 def test_the_page_begins_with_what_was_found():
-    said = say_finding(make_ranked({"fedrod": 60.0, "fedavg": 40.0, "ditto": 58.0}, spread=0.5))
-    # 2 +- 4.303 * 0.5 / sqrt(3) = 2 +- 1.24
-    assert said == (
-        "FedRoD has the highest average accuracy, 60.0 %, 2.0 above the best other method, Ditto (58.0 %); "
-        "95 % interval of the difference +0.8 to +3.2, 3 seeds."
+    said = say_finding(make_ranked({"fedrod": 60.0, "fedavg": 40.0, "ditto": 58.0}, spread=0.2))
+    assert re.fullmatch(
+        r"FedRoD has the highest average accuracy, 60\.0 %, 2\.0 above the best other method, Ditto \(58\.0 %\); "
+        r"95 % interval of the difference \+1\.\d to \+2\.\d, 3 seeds\.",
+        said,
     )
-    page = render(Page("x", [make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=0.5)]))
+    page = render(Page("x", [make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=0.2)]))
     assert page.index("FedRoD has the highest") < page.index('<p class="sentence">')
 
 
 def test_a_finding_claims_no_more_than_the_seeds_bear_out():
-    said = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=1.0))  # 2 +- 2.48
+    """Clients agree, but seeds do not: the interval is about as wide as Student's t says, 2 +- 4.3 * 1 / sqrt(3)."""
+    said = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=1.0))
     assert "60.0 %, not significantly above the best other method, Ditto (58.0 %)" in said
-    assert "-0.5 to +4.5" in said
+    low, high = map(float, re.search(r"difference ([+-][\d.]+) to ([+-][\d.]+), 3 seeds", said).groups())
+    assert low == pytest.approx(-0.5, abs=0.5)
+    assert high == pytest.approx(4.5, abs=0.5)
     one = say_finding(make_ranked({"fedrod": 60.0, "ditto": 58.0}, spread=0.0, seeds=(0,)))
-    assert "interval" not in one
-    assert one.endswith("This is a single seed: another may rank the methods differently.")
+    assert one.endswith("1 seed. This is a single seed: another may rank the methods differently.")
 
 
 def test_a_finding_about_ours_names_the_best_of_the_others():

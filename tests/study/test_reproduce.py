@@ -51,7 +51,7 @@ def test_a_record_holds_what_runs_gave_and_all_they_came_from(data, tmp_path):
         for test, (mean, std) in cells.items():
             found = [row for row in apart.rows if (row.method, row.test) == (method, test)]
             by_seed = [np.mean([row.accuracy for row in found if row.seed == seed]) for seed in (0, 1)]
-            assert (mean, std) == (pytest.approx(np.mean(by_seed)), pytest.approx(np.std(by_seed)))
+            assert (mean, std) == (pytest.approx(np.mean(by_seed)), pytest.approx(np.std(by_seed, ddof=1)))
     (case,) = record["cases"]
     assert case["config"]["dirichlet"] == 0.1
     assert case["manifests"] == {str(seed): digest for seed, digest in apart.manifests.items()}

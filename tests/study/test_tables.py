@@ -6,6 +6,8 @@ import pytest
 from fedthe.data.plan import Settings, build
 from fedthe.errors import InputError
 from fedthe.methods.make import make_methods
+from fedthe.nets.make import make_net
+from fedthe.study.reproduce import restate_deviations
 from fedthe.study.show import lay_out
 from fedthe.study.tables import AVERAGE, fill_table, find_table, load_tables, method_of, plan_cases
 
@@ -14,7 +16,7 @@ def test_all_37_tables_are_there_and_can_be_planned():
     assert len(load_tables()) == 37
     for table in load_tables().values():
         for case in plan_cases(table):
-            make_methods(case.config, 10, 3, 32)  # every row is a method
+            make_methods(case.config, make_net(case.config, 10, (3, 32, 32)))  # every row is a method
             assert case.config.seeds == (0, 1, 2)
             assert case.config.dirichlet == table.setting["dirichlet"]
             assert case.config.clients == table.setting["clients"]
@@ -52,10 +54,15 @@ def test_one_seed_has_no_deviation_but_an_average_over_tests_has():
         "columns": ["ooc", AVERAGE],
         "compared": ["ooc"],
         "names": {},
-        "rows": {row: {"ooc": [30.0, 0.0], AVERAGE: [60.0, 9.0]}},
+        "rows": {row: {"ooc": [30.0, 0.0], AVERAGE: [60.0, 9.0]}},  # as of earlier versions, with n
     }
-    for seeds, shown in [([0], "30.0"), ([0, 1], "30.0 ±0.0")]:
-        _, [[_, ooc, average]] = lay_out(table, record | {"cases": [{"config": {"seeds": seeds}}]})
+    for clients, shown in [({"0": [30.0]}, "30.0"), ({"0": [29.0, None], "1": [30.0, 32.0]}, "30.0 ±1.4")]:
+        case = {
+            "config": {"seeds": list(range(len(clients)))},
+            "columns": {"ooc": "ooc"},
+            "clients": {method_of(row): {"ooc": clients}},
+        }
+        _, [[_, ooc, average]] = lay_out(table, restate_deviations(record | {"cases": [case]}))
         assert (ooc.splitlines()[0], average) == (shown, "60.0 ±9.0")
 
 

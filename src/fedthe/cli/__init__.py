@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import Commands, guard
-from . import bench, data, paper, report, run
+from . import bench, data, methods, paper, report, run, settings
 
 app = typer.Typer(
     name="fedthe",
@@ -53,6 +53,9 @@ def _root(
         os.environ["FEDTHE_HOME"] = str(home)  # store.home() reads it
 
 
-for each in (run.demo, run.run, paper.table, paper.figure, report.report, report.compare, report.watch, bench.bench):
+for each in (
+    *(run.demo, run.run, settings.settings, methods.methods),
+    *(paper.table, paper.figure, report.report, report.compare, report.watch, bench.bench),
+):
     app.command()(each)
 app.add_typer(data.app, name="data")

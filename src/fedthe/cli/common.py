@@ -47,7 +47,7 @@ def print_grid(head: list[str], rows: list[list[str]], title: str | None = None)
         print_rich(title, style="bold")
     table = make_table(collapse_padding=True, pad_edge=False)
     for i, name in enumerate(head):
-        is_number = i > 0 and rows != [] and rows[0][i][:1].isdigit()
+        is_number = i > 0 and rows != [] and rows[0][i][:1] in tuple("0123456789+-")
         table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
     for row in rows:
         table.add_row(*row)

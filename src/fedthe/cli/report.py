@@ -59,33 +59,48 @@ def report(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="The folder of a run, or a record of `fedthe table`.")],
-    b: Annotated[Path, typer.Argument(help="Another one.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with both to this file.")] = None,
+    a: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or a record of `fedthe table`.")],
+    b: Annotated[Path | None, typer.Argument(metavar="[OTHER]", help="Another one.", show_default=False)] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Compare these two methods of RUN, instead of two runs.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write a page with them to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs: what both measured, the difference, and which settings differ.
+    """Compare two runs, or two methods of a run: differences in accuracy with 95 % intervals.
 
-    A and B are folders of runs, or records of `fedthe table --save`.
+    RUN and OTHER are folders of runs, or records of `fedthe table --save`. Of two runs, settings that differ are
+    listed, too. Differences are paired by client and seed; p-values are corrected by Holm's method.
     """
     from dataclasses import asdict
 
-    from ..report.compare import compare, lay_out, list_remarks
+    from ..report.compare import compare, compare_methods, lay_out, list_remarks
     from ..report.gather import gather
     from ..report.page import write_page
 
-    both = gather([a, b])
-    if len(both.shown) != 2:
-        raise InputError(f"{a} and {b} hold {len(both.shown)} experiments; name exactly two.")
-    compared = compare(*both.shown)
-    if as_json:
-        print(json.dumps(asdict(compared)))
+    if (b is None) == (methods is None):
+        raise InputError("name two runs, or one run and --methods A,B.")
+    page = gather([a] if b is None else [a, b])
+    if methods is not None:
+        pair = [each.strip() for each in methods.split(",")]
+        if len(pair) != 2 or len(page.shown) != 1:
+            raise InputError(f"--methods takes two methods of one run, such as fedthe,fedavg_ft, not {methods!r}.")
+        of_methods = compare_methods(page.shown[0], *pair)
+        said, remarks, value = of_methods.lay_out(), [of_methods.explain()], asdict(of_methods)
+        grid = ["", *said.head], [[name, *(cell.text for cell in cells)] for name, cells in said.rows]
     else:
-        print_grid(*lay_out(compared))
-        for remark in list_remarks(compared):
+        if len(page.shown) != 2:
+            raise InputError(f"{a} and {b} hold {len(page.shown)} experiments; name exactly two.")
+        compared = compare(*page.shown)
+        grid, remarks, value = lay_out(compared), list_remarks(compared), asdict(compared)
+    if as_json:
+        print(json.dumps(value))
+    else:
+        print_grid(*grid)
+        for remark in remarks:
             print(remark)
     if out:
-        write_page(both, out)
+        write_page(page, out)
         print(f"written to {out}", file=sys.stderr if as_json else sys.stdout)
 
 

@@ -15,7 +15,9 @@ from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, bars, make_ta
 if TYPE_CHECKING:
     from ..experiment.results import Results
     from ..report.data import Page
+    from ..study.sweep import Sweep
 
+MOST_FAILURES = 5  # of a sweep that are printed
 # Small enough for two minutes on two cores, large enough to show what the paper shows.
 DEMO = {
     "name": "demo",
@@ -60,7 +62,7 @@ def demo(
 
 
 def run(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; --example prints one.")] = None,
+    config: Annotated[str | None, typer.Argument(help="A TOML file, if any; --example prints one.")] = None,
     overrides: Overrides = None,
     example: Annotated[bool, typer.Option("--example", help="Print an example config file, and run nothing.")] = False,
     tensorboard: Tensorboard = None,
@@ -70,53 +72,99 @@ def run(
     """Run an experiment, or resume one that was stopped.
 
     CONFIG is a TOML file; `fedthe run --example > my.toml` writes one to start from. KEY=VALUE arguments override its
-    settings: rounds=10 methods=fedthe,ditto seeds=0,1,2 hyper.fedthe.alpha=0.2 out=FOLDER.
+    settings, or do without a file: dataset=digits methods=fedthe,mine.py:FedPer seeds=0,1,2 hyper.fedthe.alpha=0.2
+    out=FOLDER. `fedthe settings` lists all keys. sweep.KEY=A,B,C runs every value, in one table and one plot.
     """
-    from ..config import read_config, read_example
-    from ..experiment.run import run
+    from ..config import make_config, read_example, read_settings
+    from ..study.run import run
 
     if example:
         return print(read_example(), end="")
-    if config is None:
-        raise InputError("name a config file; `fedthe run --example > my.toml` writes one to start from.")
+    words = list(overrides or ())
+    if config is not None and "=" in config and not Path(config).exists():
+        words, config = [config, *words], None
+    if config is None and not words:
+        raise InputError(
+            "name a config file, or settings such as dataset=digits methods=fedavg; "
+            "`fedthe run --example > my.toml` writes a file to start from."
+        )
     loggers = Loggers(tensorboard, mlflow)
+    settings = read_settings(Path(config) if config is not None else None, words)
+    sweep = settings.pop("sweep", None)
+    asked = make_config(settings)
     with resumable(), bars():
-        results = run(read_config(config, overrides or ()))
+        results: Results | Sweep = run(asked) if sweep is None else run(asked, sweep=sweep)
     _show(results, loggers, as_json)
     if results.failures:
         raise typer.Exit(1)
     return None
 
 
-def _show(results: Results, loggers: Loggers, as_json: bool) -> None:
+def _show(results: Results | Sweep, loggers: Loggers, as_json: bool) -> None:
     from ..report.data import Page
     from ..report.gather import show_results
+    from ..study.sweep import Sweep
 
     def make_page() -> Page:
-        shown = show_results(results)
-        return Page(shown.name, [shown])
+        runs = results.runs.values() if isinstance(results, Sweep) else [results]
+        shown = [show_results(each) for each in runs]
+        return Page(shown[0].name if len(shown) == 1 else f"{len(shown)} experiments", shown)
 
     report = loggers.write_report(make_page, results.folder / "report.html")
     if as_json:
         print(json.dumps(results.summary() | {"report": str(report) if report else None}))
     else:
-        _print_results(results)
+        _print_sweep(results) if isinstance(results, Sweep) else _print_results(results)
         print_report(report)
 
 
-def _print_results(results: Results) -> None:
+def _print_sweep(sweep: Sweep) -> None:
+    from ..specs import say_plain
     from ..text import flatten
 
-    heads = [test.replace("corrupted_", "corr.\n") for test in results.tests]
+    tests = sweep.tests
+    heads = [test.replace("corrupted_", "corr.\n") for test in tests]
+    tight = {"collapse_padding": True, "pad_edge": False}
+    title = "Accuracy in %, mean over clients"
+    table = make_table("method", *sweep.keys, *heads, "mean", title=title, **tight)
+    table.columns[0].no_wrap = True
+    for row in sweep.rows:
+        values = [say_plain(row.values[key]) if key in row.values else "" for key in sweep.keys]
+        cells = [f"{row.scores[test][0]:.1f}" if test in row.scores else "-" for test in tests]
+        table.add_row(row.method, *values, *cells, f"{row.mean:.1f}")
+    print_rich(table)
+    reused = sum(results.reused for results in sweep.runs.values())
+    asked = sum(len(results.config.methods) * len(results.config.seeds) for results in sweep.runs.values())
+    if reused:
+        print(f"{reused} of {asked} results were read from disk.")
+    for who, why in list(sweep.failures.items())[:MOST_FAILURES]:
+        print(f"failed: {flatten(f'{who}: {why}', 500)}")
+    if len(sweep.failures) > MOST_FAILURES:
+        print(f"{len(sweep.failures) - MOST_FAILURES} more failed; sweep.json lists them.")
+    seconds = sum(results.seconds for results in sweep.runs.values())
+    place = sweep.folder / "sweep.png"
+    print(f"The sweep took {seconds:.0f} s; the plot is {place}, its numbers are in sweep.csv and sweep.json.")
+
+
+def _print_results(results: Results) -> None:
+    from rich.text import Text
+
+    from ..experiment.notebook import DAGGER, lay_out
+    from ..text import flatten
+
+    grid = lay_out(results)
+    heads = [head.replace("corrupted_", "corr.\n") for head in grid.head[:-1]]
     tight = {"collapse_padding": True, "pad_edge": False}  # fits a terminal of 80 columns
     table = make_table("method", *heads, "mean", "ms", title="Accuracy in %, mean over clients", **tight)
     table.columns[0].no_wrap = True
-    for method, row in results.table().items():
+    for method, (name, row) in zip(results.table(), grid.rows, strict=True):
         speeds = [each.ms_per_sample for each in results.rows if each.method == method]
-        cells = [f"{row[test]:.1f}" if test in row else "-" for test in results.tests]
-        average = f"{sum(row.values()) / len(row):.1f}"
-        table.add_row(method, *cells, average, f"{sum(speeds) / len(speeds):.2f}")
+        cells = [Text(cell.text.split(" ± ")[0], "bold" if cell.bold else "") for cell in row]
+        table.add_row(name, *cells, f"{sum(speeds) / len(speeds):.2f}")
     print_rich(table)
+    for note in grid.notes:
+        if note.startswith(("Bold", DAGGER)):
+            print(note)
     for note in results.notes:
         print(f"note: {flatten(note, 500)}")
     if results.reused:

@@ -27,12 +27,19 @@ class Scores:
 
     classes: np.ndarray  # [n], the answers
     right: np.ndarray  # bool [n]
+    log_probability: np.ndarray  # float64 [n], of the answer
+    log_truth: np.ndarray  # float64 [n], of the true class
     info: dict[str, np.ndarray]  # per sample, such as e [n]
     seconds: float
 
     @property
     def accuracy(self) -> float:
         return float(self.right.mean())
+
+    @property
+    def nll(self) -> float:
+        """The negative log-likelihood of the true classes in nats, mean over samples."""
+        return float(-self.log_truth.mean())
 
 
 def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> Answered:
@@ -43,19 +50,31 @@ def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> 
     began = time.perf_counter()
     with torch.no_grad():  # predictors that need a gradient enable it
         answers, _ = method.answer(mine, state, samples)
-    classes = answers.logits.argmax(-1).cpu().numpy()  # waits for the device
+    logits = to_host(answers.logits)  # waits for the device
     seconds = time.perf_counter() - began
     info = {name: value.cpu().numpy() for name, value in answers.info.items()}
-    return Answered(classes, bool(answers.logits.isfinite().all()), info, seconds)
+    return Answered(logits, info, seconds)
+
+
+def to_host(logits: Tensor) -> np.ndarray:
+    """Logits as float64, which holds every smaller type exactly."""
+    return logits.detach().cpu().double().numpy()
 
 
 def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -> Scores:
-    if answered.classes.shape != labels.shape:
-        counts = f"{len(labels)} samples and answers {list(answered.classes.shape)}"
-        raise Failed(f"{'/'.join(map(str, path))} has {counts}; a predictor gives one row of logits per sample")
+    logits, where = answered.logits, "/".join(map(str, path))
+    if logits.ndim != 2 or len(logits) != len(labels):
+        shapes = f"{len(labels)} samples and logits {list(logits.shape)}"
+        raise Failed(f"{where} has {shapes}; a predictor gives one row of logits per sample")
+    if labels.max() >= logits.shape[1]:
+        raise Failed(f"{where} has class {labels.max()}, but the logits are of {logits.shape[1]} classes")
     if not answered.finite:
-        raise Failed(f"an answer to {'/'.join(map(str, path))} is not finite")
-    return Scores(answered.classes, answered.classes == labels, answered.info, answered.seconds)
+        raise Failed(f"an answer to {where} is not finite")
+    classes, each = answered.classes, np.arange(len(labels))
+    centred = logits - logits.max(-1, keepdims=True)
+    log_p = centred - np.log(np.exp(centred).sum(-1, keepdims=True))
+    right = classes == labels
+    return Scores(classes, right, log_p[each, classes], log_p[each, labels], answered.info, answered.seconds)
 
 
 def answer_stream(

@@ -25,6 +25,7 @@ from ..types import Shard, scale
 from . import client
 from .client import Fits, Received, Worked
 from .clients import Clients
+from .evaluate import to_host
 from .memory import OUT_OF_MEMORY, free_bytes, measure_bytes, wait
 from .program import Programs
 from .shards import stack_shards
@@ -219,13 +220,11 @@ class Stack:
             began = time.perf_counter()
             rows = torch.arange(len(questions), device=self.device)
             logits, info = torch.vmap(one)(mine, state, scale(pixels), rows)
-            classes = logits.argmax(-1).cpu().numpy()  # waits for the device
+            on_host = to_host(logits)  # waits for the device
         seconds = (time.perf_counter() - began) / sum(sizes)
-        beyond = torch.arange(length, device=self.device) >= torch.tensor(sizes, device=self.device)[:, None]
-        finite = (logits.isfinite().all(-1) | beyond).all(1).tolist()
         columns = {name: value.cpu().numpy() for name, value in info.items()}
         return [
-            Answered(classes[i, :n], finite[i], {name: column[i, :n] for name, column in columns.items()}, n * seconds)
+            Answered(on_host[i, :n], {name: column[i, :n] for name, column in columns.items()}, n * seconds)
             for i, n in enumerate(sizes)
         ]
 

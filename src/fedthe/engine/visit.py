@@ -168,10 +168,17 @@ class Question(NamedTuple):
 class Answered(NamedTuple):
     """What it answered."""
 
-    classes: np.ndarray  # int64 [n]
-    finite: bool
+    logits: np.ndarray  # float64 [n, classes]
     info: dict[str, np.ndarray]  # per sample, such as e [n]
     seconds: float
+
+    @property
+    def classes(self) -> np.ndarray:
+        return np.asarray(self.logits.argmax(-1))
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.logits).all())
 
 
 class Engine(Protocol):

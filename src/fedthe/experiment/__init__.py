@@ -1,1 +1,1 @@
-"""Experiments: `run.run` trains, deploys and tests methods; `results` holds what came of it."""
+"""Experiments: `run.run_prepared` trains, deploys and tests methods; `results` holds what came of it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from ..data.plan import Federation
 from ..data.pool import Dataset, Pool
 from ..errors import InputError
 from ..methods.base import Method
-from ..nets.make import make_net
+from ..nets.make import find_defaults, make_net
 from ..nets.net import Net
 from ..text import clean
 from ..types import scale
@@ -28,7 +29,10 @@ def load(config: Config) -> Dataset:
 
 def settings_of(federation: Federation) -> dict[str, Any]:
     """The settings of a run on a federation that is there already, on its seed and others."""
-    told = federation.settings.describe() | {"seeds": [federation.settings.seed], "dataset": federation.pool.name}
+    told = federation.settings.describe() | {
+        "seeds": [federation.settings.seed],
+        "dataset": clean(federation.pool.name),
+    }
     del told["seed"]
     return told
 
@@ -73,15 +77,24 @@ def _without_augmentation(config: Config, name: str) -> Config:
     return replace(config, flip=False, crop=0)
 
 
-def pick_net(config: Config, pool: Pool) -> Net:
-    """The network that the config names, for samples as the pool has them."""
+def pick_net(config: Config, pool: Pool, given: Any = None) -> Net:
+    """The network that is given or that the config names, for samples as the pool has them."""
     moments = pool.moments if config.standardize else None
-    return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments)
+    return make_net(config, len(pool.classes), take_samples(pool).shape[1:], moments, given)
 
 
 def take_samples(pool: Pool) -> Tensor:
-    """Two samples, as networks take them."""
-    return scale(torch.from_numpy(pool.x[:2]))
+    """A few samples, as networks take them; not the first ones alone, which may be of one class or even equal."""
+    return scale(torch.from_numpy(pool.x[np.unique([0, len(pool.x) // 2, len(pool.x) - 1])]))
+
+
+def fit_to_net(config: Config, net: Net) -> Config:
+    """The config with the training settings of a network that has no name to look them up by."""
+    asked = find_defaults(net)
+    if config.optimizer not in (None, asked.optimizer):
+        return config
+    left = [name for name in ("lr", "momentum", "weight_decay") if getattr(config, name) is None]
+    return replace(config, optimizer=asked.optimizer, **{name: getattr(asked, name) for name in left})
 
 
 def check_methods(methods: Mapping[str, Method], pool: Pool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,13 @@ from .. import records, store
 from ..config import Config, make_config
 from ..data.pool import Pool
 from ..errors import Damaged, InputError
+from . import notebook, samples, tables
+from .tables import Cells, Means
+from .tables import score_rows as score_rows
 
 FILES = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
 NO_EXAMPLES = "none"  # in place of the name of a file of examples: data that are no pictures
 ELSEWHERE = ("rows", "config", "environment")  # fields of results that are not in summary.json
-
-Cells = dict[str, dict[str, tuple[float, float | None]]]  # by method and test: mean and standard deviation
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class ClientScore:
     right: int
     accuracy: float  # percent
     ms_per_sample: float
+    nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,27 @@ def _read_curves(value: Mapping[str, Any]) -> dict[int, Cells]:
     }
 
 
+def _drop_deviations(curves: Mapping[int, Cells]) -> dict[int, Cells]:
+    return {
+        rounds: {method: {test: (mean, None) for test, (mean, _) in row.items()} for method, row in scores.items()}
+        for rounds, scores in curves.items()
+    }
+
+
 def _read_place(value: str | None) -> Path | None:
     return Path(value) if value else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Results:
-    """metadata: how a field is read from JSON, where that gives another type than it was written from."""
+    """What a run measured. `fedthe.run` returns it, and `fedthe.read_results` reads it from the folder of a run.
 
+    Tables are dicts by method and test: `table`, `std`, `worst`, `worst_tenth`, `weighted`, `nll` and `calibration`.
+    `frame` and `samples` give all scores and all answers as data, `compare` compares two methods with intervals, and
+    `report` writes a page. In a notebook, results show the table of accuracies.
+    """
+
+    # metadata: how a field is read from JSON, where that gives another type than it was written from
     rows: tuple[ClientScore, ...]
     costs: Mapping[str, Mapping[str, float]]  # by method: forward and backward passes and peak memory, per sample
     failures: Mapping[str, str]  # by method, seed and rounds, as `Failure.who` says them: why there is no answer
@@ -90,9 +105,15 @@ class Results:
     earlier: Path | None = field(metadata={"read": _read_place})  # where results of other settings were moved to
     manifests: Mapping[int, str] = field(metadata={"read": _by_number})  # by seed: the hash of who holds which rows
     folder: Path = field(metadata={"read": Path})
+    shared: bool = field(default_factory=bool)  # whether trainings and answers are in the folder above, as in a sweep
     seconds: float
     config: Config
     environment: Mapping[str, Any]
+
+    @property
+    def store(self) -> Path:
+        """The folder of trainings, answers, samples and examples."""
+        return self.folder.parent if self.shared else self.folder
 
     @property
     def methods(self) -> list[str]:
@@ -102,17 +123,38 @@ class Results:
     def tests(self) -> list[str]:
         return list(dict.fromkeys(row.test for row in self.rows))
 
-    def table(self) -> dict[str, dict[str, float]]:
+    def table(self) -> Means:
         """Accuracy in percent, by method and test: the mean over clients, then over seeds."""
         return {method: {test: mean for test, (mean, _) in cells.items()} for method, cells in self.scores().items()}
 
-    def worst(self) -> dict[str, dict[str, float]]:
+    def worst(self) -> Means:
         """The worst client's accuracy, the mean over seeds."""
-        worst = _reduce_clients(self.rows, np.min)
-        return {method: {test: float(np.mean(seeds)) for test, seeds in row.items()} for method, row in worst.items()}
+        return tables.find_worst(self.rows)
+
+    def worst_tenth(self) -> Means:
+        """The mean accuracy of the worst tenth of the clients (at least one), the mean over seeds."""
+        return tables.find_worst_tenth(self.rows)
+
+    def weighted(self) -> Means:
+        """Accuracy weighted by samples: the share of all samples that are answered correctly, the mean over seeds."""
+        return tables.weigh_by_samples(self.rows)
+
+    def nll(self) -> Means:
+        """The negative log-likelihood of the true classes in nats: the mean over clients, then over seeds.
+
+        Results of earlier versions do not have it; then the table is empty.
+        """
+        return tables.average_nll(self.rows)
+
+    def calibration(self) -> Means:
+        """The expected calibration error in percent: 15 bins over all samples of a test, the mean over seeds.
+
+        It reads the files of samples; methods whose files are missing or of an earlier version are left out.
+        """
+        return tables.find_calibration_errors(samples.read_samples(self))
 
     def std(self) -> dict[str, dict[str, float | None]]:
-        """The standard deviation over seeds of what `table` gives; None where there is a single seed."""
+        """The standard deviation (n - 1) over seeds of what `table` gives; None where there is a single seed."""
         return {method: {test: std for test, (_, std) in cells.items()} for method, cells in self.scores().items()}
 
     def scores(self) -> Cells:
@@ -121,10 +163,70 @@ class Results:
 
     def summary(self) -> dict[str, Any]:
         """The tables and every field of summary.json, as plain data."""
-        tables = {"results": self.table(), "std_over_seeds": self.std(), "worst_client": self.worst()}
-        return tables | {
+        shown = {
+            "results": self.table(),
+            "std_over_seeds": self.std(),
+            "ddof": 1,  # standard deviations are with n - 1; files without this line have them with n
+            "worst_client": self.worst(),
+            "worst_tenth": self.worst_tenth(),
+            "sample_weighted": self.weighted(),
+            "nll": self.nll(),
+        }
+        return shown | {
             each.name: _make_plain(getattr(self, each.name)) for each in fields(self) if each.name not in ELSEWHERE
         }
+
+    def compare(self, a: str, b: str) -> notebook.Comparison:
+        """Two methods on every test that both answered: a - b, paired by client and seed, with 95 % intervals.
+
+        The interval is a bootstrap over seeds and then over the clients of each; with one seed, over its clients. The
+        p-values come from the same bootstrap and are corrected by Holm's method over the tests. The same results always
+        give the same numbers.
+
+        Raises:
+            InputError: for a method that has no results, or if a and b are the same.
+        """
+        return notebook.compare_methods(self, a, b)
+
+    def frame(self) -> Any:
+        """One row per method, seed, test and client.
+
+        With the columns `samples`, `right`, `accuracy` (%), `ms_per_sample` and `nll`. A pandas DataFrame if pandas is
+        installed, else a dict of NumPy arrays.
+        """
+        names = [each.name for each in fields(ClientScore)]
+        return notebook.make_frame({name: [getattr(row, name) for row in self.rows] for name in names})
+
+    def samples(self, method: str | None = None, test: str | None = None, seed: int | None = None) -> Any:
+        """One row per sample, in the order of its stream; of all methods, tests and seeds, or of those named.
+
+        Columns: `label` and `answer` (classes by number), `right`, `probability` (of the answer), `truth` (the
+        probability of the true class); for two heads also `e` (the weight of the global head), `global` and `personal`
+        (what each head answers alone), `global_probability` and `personal_probability` (what each gives to the
+        answer). What a method does not have is NaN. A pandas DataFrame if pandas is installed, else a dict of NumPy
+        arrays.
+
+        Raises:
+            InputError: for an unknown name, or if the files of samples are missing.
+        """
+        return notebook.make_frame(samples.select_samples(self, method, test, seed))
+
+    def report(self, path: str | Path = "report.html") -> Path:
+        """Write the report to one HTML file, and return its path."""
+        # the only import from above: results know their report, so that a notebook needs one name
+        from ..report.data import Page
+        from ..report.gather import show_results
+        from ..report.page import write_page
+
+        shown = show_results(self)
+        write_page(Page(shown.name, [shown]), Path(path))
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return notebook.lay_out(self).write_text()
+
+    def _repr_html_(self) -> str:
+        return notebook.lay_out(self).write_html()
 
 
 def _make_plain(value: Any) -> Any:
@@ -142,33 +244,6 @@ def _fill_results(summary: Mapping[str, Any], **known: Any) -> Results:
             read = each.metadata.get("read")
             known[each.name] = read(summary[each.name]) if read else summary[each.name]
     return Results(**known)
-
-
-def score_rows(rows: Iterable[ClientScore]) -> Cells:
-    """By method and test: the mean over clients and seeds, and the standard deviation over seeds.
-
-    A single seed has None, since 0 would claim a measurement.
-    """
-    return {
-        method: {
-            test: (float(np.mean(seeds)), float(np.std(seeds)) if len(seeds) > 1 else None)
-            for test, seeds in row.items()
-        }
-        for method, row in _reduce_clients(rows, np.mean).items()
-    }
-
-
-def _reduce_clients(
-    rows: Iterable[ClientScore], reduce: Callable[[list[float]], Any]
-) -> dict[str, dict[str, list[float]]]:
-    """By method and test: for each seed, the accuracies of its clients reduced to one."""
-    cells: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for row in rows:
-        cells.setdefault((row.method, row.test), {}).setdefault(row.seed, []).append(row.accuracy)
-    table: dict[str, dict[str, list[float]]] = {}
-    for (method, test), seeds in cells.items():
-        table.setdefault(method, {})[test] = [reduce(clients) for clients in seeds.values()]
-    return table
 
 
 def name_shift(test: str, pool: Pool) -> str:
@@ -203,8 +278,13 @@ def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), part)
 
 
-def read_results(folder: Path) -> Results:
-    """What `run` returned, from the files that it left."""
+def read_results(folder: str | Path) -> Results:
+    """What `fedthe.run` returned, from the folder that it left, such as `runs/quick`.
+
+    Raises:
+        InputError: if the folder holds no finished run, or its files are damaged.
+    """
+    folder = Path(folder)
     summary, config = store.read_sealed(folder / "summary.json"), records.read_json(folder / "config.json")
     if config is None:
         raise InputError(f"{folder} holds no run; `fedthe run` makes one.")
@@ -220,6 +300,8 @@ def read_results(folder: Path) -> Results:
         known["environment"] = records.read_json(folder / "environment.json")
         if isinstance(summary["examples"], str):  # the file alone, as in older summaries; it is of the first seed
             known["examples"] = {"seed": known["config"].seeds[0], "file": summary["examples"]}
+        if "ddof" not in summary:  # an earlier version, whose standard deviations are with n
+            known["curves"] = _drop_deviations(_read_curves(summary["curves"]))
         return _fill_results(summary, **known)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(

@@ -12,20 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import records, store
-from ..config import Config, make_config
 from ..engine.visit import Progress
 from ..errors import Failed, MethodFailed
 from ..methods.base import Method
 from ..progress.file import Recorder, recording
 from .results import ClientScore, Failure, Results, make_room, move_others, name_shift, score_rows, write_results
 from .training import group_by_training, train_all
-from .work import Work, prepare
-
-
-def run(config: Config | None = None, **settings: Any) -> Results:
-    """Run an experiment, or continue it: `fedthe.run(methods=["fedthe"], rounds=10)` or `fedthe.run(config)`."""
-    config = make_config((config.as_dict() if config else {}) | settings)
-    return run_prepared(*prepare(config))
+from .work import Work
 
 
 def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Results:
@@ -70,6 +63,7 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
             earlier=earlier,
             manifests={work.run.seed: work.federation.manifest_hash for work in works},
             folder=folder,
+            shared=works[0].folder != folder,
             seconds=time.perf_counter() - began,
             config=config,
             environment=about["environment.json"],

@@ -18,9 +18,10 @@ from ..engine.train import Outcome, deploy_some, train_together
 from ..engine.visit import Engine, Progress, Run
 from ..errors import Failed
 from ..methods.base import Method
-from ..progress.events import TrainEvent, WaitEvent, tell
+from ..progress.events import Round, TrainEvent, WaitEvent, tell, tell_round
 from ..tree import Tree
-from .work import Checkpoint, Work, prepare, split
+from .checkpoint import Checkpoint
+from .work import Work, prepare, split
 
 Served = dict[Method, dict[str, Method]]  # by training: the methods that deploy it, by name
 
@@ -140,7 +141,7 @@ class _Saver:
     def __init__(self, works: Sequence[Work], files: Mapping[Method, Sequence[Checkpoint]]) -> None:
         """files: of every training, one for each of the works."""
         self._works, self._trainings = works, list(files)
-        self._names = [of_works[0].about["methods"][0] for of_works in files.values()]
+        self._served = [tuple(of_works[0].about["methods"]) for of_works in files.values()]
         self._files = [[of_works[r] for of_works in files.values()] for r in range(len(works))]
         self._spent = [[file.seconds for file in files] for files in self._files]
         self._began = time.perf_counter()
@@ -150,7 +151,7 @@ class _Saver:
     def after_round(self, r: int, trainings: Sequence[int], reached: Sequence[Progress]) -> None:
         """`reached` of these trainings of run r."""
         config, server = self._works[r].config, reached[0].server
-        names, seeds = tuple(self._names[m] for m in trainings), tuple(work.run.seed for work in self._works)
+        names, seeds = tuple(self._served[m][0] for m in trainings), tuple(work.run.seed for work in self._works)
         tell(TrainEvent(names, seeds, server.losses[-1], done=server.round, total=config.rounds))
         self._unsaved |= {(r, m): progress for m, progress in zip(trainings, reached, strict=True)}
         wanted = server.round == config.rounds or server.round in config.keep
@@ -160,6 +161,9 @@ class _Saver:
                 self._save(r, m, progress)
                 self.keep(r, m, progress)
             self._saved |= {(r, m): time.monotonic() for m in trainings}
+        served = tuple(name for m in trainings for name in self._served[m])
+        seed, seconds = self._works[r].run.seed, time.perf_counter() - self._began
+        tell_round(Round(served, seed, server.round, config.rounds, server.losses[-1], seconds))
 
     def save_rest(self) -> None:
         """The last good rounds of what failed or was stopped, to look at or to continue from."""

@@ -33,49 +33,22 @@ from ..errors import Damaged, Failed, InputError, code_of_a_method
 from ..fingerprint import fingerprint
 from ..methods.base import Method
 from ..methods.compose import describe
-from ..methods.make import find_parts, make_methods
-from ..nets.net import Net
+from ..methods.make import Recipes, find_parts, make_methods
+from ..nets import NETS
 from ..parallel import one_thread_of_torch
 from ..progress.events import AnswerEvent, tell
 from ..store import content_hash
 from ..text import find_nearest, flatten
 from ..tree import Tree
-from .data import check_methods, fit_to_data, load, pick_net, take_samples
+from .checkpoint import Checkpoint
+from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_samples
 from .results import NO_EXAMPLES, ClientScore
 
 T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The files of a training: its state, and facts about it."""
-
-    path: Path
-    about: Mapping[str, Any]
-
-    @property
-    def facts(self) -> Path:
-        return self.path.with_suffix(".json")
-
-    @property
-    def seconds(self) -> float:
-        """Training time so far; 0 where unknown."""
-        try:
-            return float((store.read_sealed(self.facts) or {}).get("seconds", 0.0))
-        except Damaged as error:
-            warnings.warn(f"{error} How long the training took so far is not known.", stacklevel=2)
-            self._note(records.read_round(self.path), 0.0)
-            return 0.0
-
-    def save(self, reached: Progress, seconds: float) -> None:
-        records.save_progress(self.path, reached)
-        self._note(reached.round, seconds)
-
-    def _note(self, rounds: int, seconds: float) -> None:
-        store.write_sealed(self.facts, {**self.about, "rounds": rounds, "seconds": seconds})
+ANSWERS = 2  # the same of answers alone: raised when their files change, which retrains nothing
 
 
 @dataclass(frozen=True)
@@ -157,7 +130,7 @@ class Work:
         """The name of an answer's file: method, seed, and a hash of all that it depends on."""
         tested = (self.tests, self.config.samples, self.federation.content_hash, CORRUPTION_VERSION)
         is_ = describe(method), *self._code_of(method)
-        return f"{name}-{self.run.seed}-{content_hash(FORMAT, training, *is_, *tested)[:16]}"
+        return f"{name}-{self.run.seed}-{content_hash(FORMAT, ANSWERS, training, *is_, *tested)[:16]}"
 
     def _code_of(self, method: Method) -> list[str]:
         return [self.code[method]] if method in self.code else []
@@ -176,7 +149,7 @@ class Work:
         self._traceback_of(name).unlink(missing_ok=True)
 
     def _traceback_of(self, name: str) -> Path:
-        return self.folder / "failures" / f"{name}-{self.run.seed}.txt"
+        return self.config.folder / "failures" / f"{name}-{self.run.seed}.txt"
 
     def keep_examples(self) -> dict[str, Any]:
         """File the first pictures of some clients' streams, for the report; return the seed and the file's name."""
@@ -205,8 +178,19 @@ class Work:
         with store.hold(path.with_suffix(".lock"), wait) as ours:
             if not ours:
                 return None
-            done = self._read_answer(path)
+            done = self._read_answer(path) or self._take_over(name, path)
             return (done, True) if done else (self._answer(name, method, training, progress, path), False)
+
+    def _take_over(self, name: str, path: Path) -> dict[str, Any] | None:
+        """The same answers under another name: fedthe(alpha=0.1) is fedthe."""
+        same = path.name[-len(f"-{self.run.seed}-{'':16}.json") :]
+        for other in sorted(path.parent.glob(f"*{same}")):
+            if other != path and (done := self._read_answer(other)):
+                done |= {"method": name, "rows": [row | {"method": name} for row in done["rows"]]}
+                store.write_arrays(self._samples_of(path), store.read_arrays(self._samples_of(other)), compress=True)
+                store.write_sealed(path, done)
+                return done
+        return None
 
     def _samples_of(self, path: Path) -> Path:
         return self.folder / "samples" / f"{path.stem}.npz"
@@ -269,8 +253,14 @@ class Work:
             scores = score(answered, truth, question.path)
             ms = 1000 * scores.seconds / len(truth)
             right = int(scores.right.sum())
-            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms)
-            known = {"right": scores.right, "label": truth.astype(np.int16), "answer": scores.classes.astype(np.int16)}
+            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms, scores.nll)
+            known = {
+                "right": scores.right,
+                "label": truth.astype(np.int16),
+                "answer": scores.classes.astype(np.int16),
+                "probability": np.exp(scores.log_probability).astype(np.float32),
+                "truth": np.exp(scores.log_truth).astype(np.float32),
+            }
             scored[test, k] = (row, scores.info | known)
         return scored
 
@@ -286,19 +276,26 @@ def split(items: Sequence[T], most: int) -> list[Sequence[T]]:
 
 
 def prepare(
-    config: Config, dataset: Dataset | None = None, net: Net | None = None
+    config: Config,
+    dataset: Dataset | None = None,
+    *,
+    net: Any = None,
+    recipes: Recipes | None = None,
+    folder: Path | None = None,
 ) -> tuple[dict[str, Method], list[Work]]:
     """The methods, and the federation of every seed, whose config has what it left to the data filled in.
 
-    dataset: what the config names, if it is loaded already. net: the network, if the config does not name it.
+    dataset: what the config names, if it is loaded already. net, recipes: objects in place of names. folder: of
+    trainings and answers, if not the run's own.
     """
     engine = get_engine(config.engine, config.device, config.precision, config.threads)
-    find_parts(config)  # refuses bad ones before any data is loaded
+    find_parts(config, recipes, net)  # refuses bad ones before any data is loaded
     dataset = dataset or load(config)
     config = fit_to_data(config, dataset)
-    net = net or pick_net(config, dataset.pool)
-    net.check(take_samples(dataset.pool), stacked=isinstance(engine, Stack))
-    methods = make_methods(config, net)
+    made = pick_net(config, dataset.pool, net)
+    config = config if config.net in NETS else fit_to_net(config, made)
+    made.check(take_samples(dataset.pool), stacked=isinstance(engine, Stack))
+    methods = make_methods(config, made, recipes)
     check_methods(methods, dataset.pool)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
@@ -306,8 +303,9 @@ def prepare(
     code = {method: found for method in every if (found := fingerprint(method))}
     if code:
         engine.release()  # its programs may be compiled from code that was edited since
+    folder = folder or config.folder
     return methods, [
-        Work(config, config.folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
+        Work(config, folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
         for each in federations
     ]
 

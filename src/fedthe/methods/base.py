@@ -97,6 +97,8 @@ class InitialState(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
+    """A network and the three parts of a method; `fedthe.METHODS` has the parts by name."""
+
     net: Net
     rounds: Rounds = FedAvg()
     personal: Personal = Personal()
@@ -119,9 +121,8 @@ class Method:
 
     def answer(self, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         """The answers to a whole stream, and the predictor's state after it."""
-        if self.predictor.window is None:
+        if (window := self.predictor.window) is None:
             return self.predictor.respond(self, mine, state, samples)
-        window = self.predictor.window
         return samples.scan(self.predictor.answer_given, self, mine, state, samples.x, window=window)
 
     @property
@@ -133,8 +134,7 @@ class Method:
     @property
     def core(self) -> Method:
         """The training of the shared model alone. Methods with equal cores are trained side by side."""
-        training = self.training
-        return training if training.is_one_part else replace(training, personal=Personal())
+        return training if (training := self.training).is_one_part else replace(training, personal=Personal())
 
     @property
     def is_one_part(self) -> bool:

@@ -51,7 +51,7 @@ class HeadEnsemble(Predictor):
             logits = mix(e, of_global, of_personal)
         if self.then is not None and self.then.steps:
             logits = samples.each(self.tuned, method, mine, samples.x, e)
-        return Answers(logits, describe_heads(e, of_global, of_personal)), after
+        return Answers(logits, describe_heads(e, logits, of_global, of_personal)), after
 
     def tuned(self, method: Method, mine: Tree, views: Tensor, x: Tensor, e: Tensor) -> Tensor:
         """The answer to one sample after the extractor and both heads were tuned on its views, with its e fixed."""

@@ -110,11 +110,14 @@ def mix(weight: Tensor, global_logits: Tensor, local_logits: Tensor) -> Tensor:
     return (e * global_logits + (1 - e) * local_logits).to(global_logits.dtype)
 
 
-def describe_heads(weight: Tensor, global_logits: Tensor, local_logits: Tensor) -> dict[str, Tensor]:
-    """What is kept of every sample: e, and what each head alone would have answered."""
-    answers = {"global": global_logits, "personal": local_logits}
-    heads = {name: logits.argmax(-1).to(torch.int16) for name, logits in answers.items()}
-    return {"e": weight.to(global_logits.dtype), **heads}
+def describe_heads(weight: Tensor, logits: Tensor, global_logits: Tensor, local_logits: Tensor) -> dict[str, Tensor]:
+    """What is kept of every sample: e, and for each head what it alone would answer and the probability that it gives
+    to the answer of both, which the logits [n, classes] say."""
+    answer, kept = logits.argmax(-1, keepdim=True), {"e": weight.to(global_logits.dtype)}
+    for name, of_head in (("global", global_logits), ("personal", local_logits)):
+        kept[name] = of_head.argmax(-1).to(torch.int16)
+        kept[f"{name}_probability"] = of_head.double().softmax(-1).gather(-1, answer)[..., 0].float()
+    return kept
 
 
 def smooth(features: Tensor, history: Tensor | None, alpha: float, beta: float) -> tuple[Tensor, Tensor]:

@@ -11,18 +11,24 @@ from typing import TYPE_CHECKING, Any
 from ..errors import InputError
 from ..nets.make import check_net, find_defaults
 from ..nets.net import Net
+from ..plugins import is_file_spec, load_object
+from ..specs import LONGEST, Spec
 from ..text import find_nearest, quote
 from . import METHODS, STUDIES
 from .base import Method, Personal, Rounds
-from .compose import Parts, arrange
+from .compose import Parts, Recipe, arrange
 from .fedthe import HeadEnsemble
 
 if TYPE_CHECKING:
     from ..config import Config
 
+Recipes = Mapping[str, Recipe]  # by name
 
-def make_methods(config: Config, net: Net) -> dict[str, Method]:
-    made = {name: parts.on(net) for name, parts in find_parts(config).items()}
+
+def make_methods(config: Config, net: Net, recipes: Recipes | None = None) -> dict[str, Method]:
+    """The methods by id. `recipes`: objects in place of what the settings would name."""
+    parts = find_parts(config, recipes, net)
+    made = {name: parts[name].on(net) for name in config.specs}
     for method in made.values():
         try:
             method.check(config.training.optimizer)
@@ -30,25 +36,50 @@ def make_methods(config: Config, net: Net) -> dict[str, Method]:
             raise
         except Exception:  # in the method's own code: the run will report it with its traceback
             continue
-    return {name: made[name] for name in config.methods}
+    return made
 
 
-def find_parts(config: Config) -> dict[str, Parts]:
-    """The parts of every method that the settings name. Refuse unknown names and bad hyperparameters."""
-    check_net(config.net)
-    return {name: _find_parts(name, config) for name in dict.fromkeys((*config.methods, *config.hyper))}
+def find_parts(config: Config, recipes: Recipes | None = None, net: Any = None) -> dict[str, Parts]:
+    """By id, the parts of every method that the settings name. Refuse unknown names and bad hyperparameters."""
+    if net is None and not is_file_spec(config.net):
+        check_net(config.net)
+    named = {spec.name for spec in config.specs.values()}
+    asked = [*config.specs.values(), *(Spec(name) for name in config.hyper if name not in named)]
+    search_lr = find_defaults(net if isinstance(net, Net) else config.net).search_lr
+    return {spec.id: _find_parts(spec, config, recipes or {}, search_lr) for spec in asked}
 
 
-def _find_parts(name: str, config: Config) -> Parts:
-    known = METHODS | STUDIES
-    if name not in known:
-        raise InputError(f"there is no method {name!r}; {find_nearest(name, known)}")
-    if not re.fullmatch(r"[\w.+ -]{1,100}", name):
-        raise InputError(f"{quote(name)} cannot be part of a file's name; rename the method.")
-    parts, search_lr = arrange(known[name]), find_defaults(config.net).search_lr
+def _find_parts(spec: Spec, config: Config, recipes: Recipes, search_lr: float | None) -> Parts:
+    parts = arrange_spec(spec, recipes)
     if search_lr is not None and isinstance(parts.predictor, HeadEnsemble):
-        parts = set_hyper(parts, {"search.lr": search_lr}, name)
-    return set_hyper(parts, config.hyper.get(name, {}), name)
+        parts = set_hyper(parts, {"search.lr": search_lr}, spec.name)
+    parts = set_hyper(parts, config.hyper.get(spec.name, {}), spec.name)
+    return set_hyper(parts, dict(spec.hyper), spec.name)
+
+
+def arrange_spec(spec: Spec, recipes: Recipes | None = None) -> Parts:
+    """The parts of what a spec names, without its hyperparameters."""
+    try:
+        return arrange(find_recipe(spec, recipes))
+    except InputError as error:
+        if not spec.file or str(error).startswith(spec.file):
+            raise
+        raise InputError(f"{spec}: {error}") from error
+
+
+def find_recipe(spec: Spec, recipes: Recipes | None = None) -> Recipe:
+    """What a spec names, in its file, among the given recipes or in the registry."""
+    name = spec.name
+    if not re.fullmatch(r"[\w.+ -]{1,100}", name) or len(spec.id) > LONGEST:
+        raise InputError(f"{quote(spec.id)} cannot be part of a file's name; rename the method.")
+    if spec.file:
+        recipe: Recipe = load_object(f"{spec.file}:{name}")
+        return recipe
+    known = METHODS | STUDIES | dict(recipes or {})
+    if name not in known:
+        hint = f"write {name}:NAME." if name.endswith(".py") else find_nearest(name, known)
+        raise InputError(f"there is no method {name!r}; {hint}")
+    return known[name]
 
 
 def set_hyper(parts: Parts, given: Mapping[str, Any], name: str) -> Parts:

@@ -38,7 +38,8 @@ class TSA(Predictor):
                 weights.append(agree(of_global.unflatten(0, (-1, 2)), of_personal.unflatten(0, (-1, 2)), search))
             e = torch.cat(weights)
             _, of_global, of_personal = heads(method.net, mine, samples.x)
-        return Answers(mix(e, of_global, of_personal), describe_heads(e, of_global, of_personal)), state
+            logits = mix(e, of_global, of_personal)
+        return Answers(logits, describe_heads(e, logits, of_global, of_personal)), state
 
     @property
     def augments(self) -> tuple[int, int]:

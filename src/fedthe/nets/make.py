@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..foreign import explain
+from ..plugins import is_file_spec, load_object
 from ..text import find_nearest, quote
 from . import NETS
 from .net import Defaults as Defaults
@@ -52,22 +53,32 @@ def check_net(name: str) -> None:
         raise InputError(f"there is no network {name!r}; {find_nearest(name, NETS)}")
 
 
-def takes_width(name: str) -> bool:
-    """Whether a network has a width."""
-    return "width" in getattr(NETS[name], "__dataclass_fields__", {})  # a plugin's need not be a dataclass
+def takes_width(net: Any) -> bool:
+    """Whether a network, given or by name, has a width."""
+    made = NETS[net] if isinstance(net, str) else net
+    return "width" in getattr(made, "__dataclass_fields__", {})  # a plugin's need not be a dataclass
 
 
-def make_net(config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None) -> Net:
-    """The network of the settings, for samples of a shape: (channels, size, size) for images.
+def make_net(
+    config: Config, classes: int, shape: Sequence[int], moments: Moments | None = None, given: Any = None
+) -> Net:
+    """The network of the settings, or of what is given, for samples of a shape: (channels, size, size) for images.
 
-    With moments, it standardizes its images.
+    With moments, it standardizes its images. given: a network, its class or a function, in place of a name.
     """
-    check_net(config.net)
-    options = {"width": config.width} if takes_width(config.net) else {}
-    net = as_net(NETS[config.net], classes, shape, config.net, head_layers=config.head_layers, **options)
+    name = None if given is not None else config.net
+    if name is not None and is_file_spec(name):
+        given = load_object(name)
+    elif name is not None:
+        check_net(name)
+        given = NETS[name]
+    options = {"width": config.width} if takes_width(given) else {}
+    if config.width != 1 and not options:
+        raise InputError(f"width has no effect on {name or 'the network'}; leave it out.")
+    net = as_net(given, classes, shape, name, head_layers=config.head_layers, **options)
     if moments is not None:
         if not isinstance(net, PictureNet):
-            raise InputError(f"{config.net} cannot be standardized; leave standardize out, and scale in its forward.")
+            raise InputError(f"{type(net).__name__} cannot standardize its samples; leave standardize out.")
         net = standardize(net, *moments)
     return net if config.init is None else start_from_file(net, config.init)
 
@@ -89,15 +100,19 @@ def as_net(value: Any, classes: int, shape: Sequence[int], name: str | None = No
         net: Any = value(classes, *shape[:2], **options)
     elif options.get("head_layers", 1) != 1:
         raise InputError(f"{name} has a head of its own; leave head_layers out.")
-    elif isinstance(value, Net | nn.Module) or not callable(value):
+    elif isinstance(value, Net | nn.Module) or not callable(value) or _is_module_class(value):
         net = value
     else:
         with explain(f"{name} cannot be made for {classes} classes and samples of shape {list(shape)}"):
             net = value(classes, shape)
-    if isinstance(net, nn.Module):
+    if isinstance(net, nn.Module) or _is_module_class(net):
         raise InputError(f"{name} is a torch module; make it a network with fedthe.wrap_module(module, head=NAME).")
     if not isinstance(net, Net):
         raise InputError(f"{name} is no network, but {quote(net)}; give a fedthe.Net, its class, or a function.")
     if net.classes != classes:
         raise InputError(f"{name} tells {net.classes} classes apart, but the data has {classes}.")
     return net
+
+
+def _is_module_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)

@@ -82,6 +82,11 @@ class Net(ABC):
             raise InputError(f"a network needs at least one class, but has {self.classes}.")
 
     @property
+    def name(self) -> str:
+        """What a run calls it that got it as an object."""
+        return type(self).__name__
+
+    @property
     @abstractmethod
     def feature_dim(self) -> int: ...
 

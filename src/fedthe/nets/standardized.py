@@ -23,6 +23,10 @@ class Standardized(PictureNet):
     deviations: tuple[float, ...] = field(kw_only=True)
 
     @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
     def feature_dim(self) -> int:
         return self.inner.feature_dim
 

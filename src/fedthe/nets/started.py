@@ -33,6 +33,10 @@ class Started(Net):
     loaded: Mapping[str, Tensor] = field(compare=False, repr=False)
 
     @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
     def feature_dim(self) -> int:
         return self.inner.feature_dim
 

@@ -43,6 +43,10 @@ class Wrapped(Net):
     defaults: Defaults = field(compare=False, repr=False)
 
     @property
+    def name(self) -> str:
+        return type(self.module).__name__
+
+    @property
     def feature_dim(self) -> int:
         return self._head.in_features
 

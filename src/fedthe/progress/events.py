@@ -9,6 +9,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
+from ..errors import Stopped
+from ..text import flatten
+
 T = TypeVar("T")
 MOVING = ("done", "loss", "remark")  # fields that change during the work
 
@@ -103,9 +106,48 @@ class WorkEvent(Event):
         return self.what
 
 
+@dataclass(frozen=True)
+class Round:
+    """A finished round of one training on one seed, as `fedthe.run(on_round=...)` hears of it."""
+
+    methods: tuple[str, ...]  # that deploy what it trains
+    seed: int
+    round: int  # from 1 on
+    rounds: int  # after which the methods are tested
+    loss: float  # of local training, the mean over the sampled clients
+    seconds: float  # since training began or was continued
+
+
 Listener = Callable[[Event], None]
+RoundListener = Callable[[Round], None]
 
 _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("listeners", default=())
+
+
+_round_listener: ContextVar[RoundListener | None] = ContextVar("round_listener", default=None)
+
+
+def tell_round(round: Round) -> None:
+    """An exception of the listener stops the run; it says whose it is, and that nothing is lost."""
+    listener = _round_listener.get()
+    if listener is None:
+        return
+    try:
+        listener(round)
+    except Exception as error:
+        words = flatten(f"{type(error).__name__}: {error}", 200)
+        where = f"{round.methods[0]}, seed {round.seed}, round {round.round} of {round.rounds}"
+        raise Stopped(f"on_round raised {words} after {where}; the same call continues from there") from error
+
+
+@contextmanager
+def hearing_rounds(listener: RoundListener | None) -> Iterator[None]:
+    """Within the block, `listener` hears of every finished round."""
+    token = _round_listener.set(listener)
+    try:
+        yield
+    finally:
+        _round_listener.reset(token)
 
 
 def tell(event: Event) -> None:

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, TypeGuard
 
-from .data import Cost, Score, Shown
+from ..experiment.notebook import BOLD, DAGGER, say_change
+from ..statistics import find_average_leader, find_leader
+from .data import Cost, Percents, Score, Shown
 
+__all__ = ["DAGGER", "say_change"]  # as in notebooks
 NOTHING = "-"  # in place of a missing number
+AVERAGE = "average over tests"  # no id of a test has spaces
 Kind = Literal["mean", "worst"]  # over clients, or of the worst client
 
 
@@ -26,17 +30,40 @@ def average_all(shown: Shown) -> dict[str, float]:
     return {method: mean for method in shown.scores if (mean := average_of(shown, method)) is not None}
 
 
-def pick_best(numbers: Mapping[str, float]) -> set[str]:
-    """The keys of the highest number as shown: 71.26 and 71.34 tie at 71.3. Empty if all tie."""
-    seen = {who: float(f"{number:.1f}") for who, number in numbers.items()}
-    best = {who for who, number in seen.items() if number == max(seen.values())}
-    return best if len(best) < len(seen) else set()
+def list_seeds(shown: Shown, method: str) -> dict[str, dict[str, Percents]]:
+    """The accuracy of a method's clients by test and seed."""
+    found: dict[str, dict[str, Percents]] = {}
+    for seed, clients in shown.clients.items():
+        for test, percents in clients.scores.get(method, {}).items():
+            found.setdefault(test, {})[seed] = percents
+    return found
 
 
-def find_best(shown: Shown, kind: Kind) -> dict[str, set[str]]:
-    """The best methods by test."""
-    every = {test: [m for m in shown.scores if test in shown.scores[m]] for test in shown.tests}
-    return {test: pick_best({m: getattr(shown.scores[m][test], kind) for m in ms}) for test, ms in every.items()}
+def find_leaders(shown: Shown) -> dict[str, str | None]:
+    """By test, and under AVERAGE for the average: the method whose lead over the best other has an interval above 0."""
+    seeds = {
+        method: {test: of for test, of in list_seeds(shown, method).items() if test in scores}
+        for method, scores in shown.scores.items()
+    }
+    leaders = {test: find_leader({m: of[test] for m, of in seeds.items() if test in of}) for test in shown.tests}
+    return {**leaders, AVERAGE: find_average_leader(seeds, list(shown.tests))}
+
+
+def explain_bold(runs: Sequence[Shown]) -> str:
+    """What bold numbers are; "" if there are none."""
+    if not any(leader for shown in runs for leader in find_leaders(shown).values()):
+        return ""
+    one = " With one seed, the interval does not cover other seeds." if any(len(s.seeds) == 1 for s in runs) else ""
+    return f"Bold: {BOLD}.{one}"
+
+
+def mark(shown: Shown, test: str) -> str:
+    """The name of a test, with a dagger if some of its streams have few samples."""
+    return f"{shown.tests[test]}{DAGGER if test in shown.short else ''}"
+
+
+def explain_short(shown: Shown) -> list[str]:
+    return [f"{DAGGER} {shown.tests[test]}: {said}." for test, said in shown.short.items() if test in shown.tests]
 
 
 def difference(shown: Shown, method: str, test: str) -> float | None:
@@ -50,18 +77,13 @@ def is_known(number: float | None) -> TypeGuard[float]:
     return number is not None and math.isfinite(number)
 
 
-def say_number(number: float | None) -> str:
-    return f"{number:.1f}" if is_known(number) else NOTHING
+def say_number(number: float | None, digits: int = 1) -> str:
+    return f"{number:.{digits}f}" if is_known(number) else NOTHING
 
 
 def say(score: Score) -> str:
     """71.3 ± 0.4, or 71.3 for a single seed."""
     return f"{score.mean:.1f}" if score.std is None else f"{score.mean:.1f} ± {score.std:.1f}"
-
-
-def say_change(change: float) -> str:
-    """With its sign; what rounds to zero is +0.0, never -0.0."""
-    return f"{round(change, 1) + 0.0:+.1f}"
 
 
 def say_ms(cost: Cost) -> str:

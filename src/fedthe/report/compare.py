@@ -1,22 +1,24 @@
-"""Compare two runs: differences in accuracy, paired by client where both have the same clients, and in settings."""
+"""Compare two runs, or two methods of a run: differences in accuracy, paired by client, and in settings."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..text import clean, say_value
+from ..experiment.notebook import Comparison as MethodComparison
+from ..experiment.notebook import explain_differences, say_interval, say_p
+from ..statistics import Difference, compare_pairs, pair
+from ..text import clean, find_nearest, say_value
 from . import cells
 from .data import Shown
-from .formats import LONGEST
 
 if TYPE_CHECKING:
     from ..study.show import Grid
 
+LONGEST = 2000  # characters of a remark
 WHERE = ("name", "out", "keep", "checkpoint_seconds", "methods")  # settings that change no number
 
 
@@ -28,7 +30,10 @@ class Change:
     b: float
     more: float  # b - a
     pairs: int  # clients that both runs have; 0 if unpaired
-    error: float | None = None  # the standard error of `more` over clients and seeds
+    low: float | None = None  # the 95 % interval of `more`; None if unpaired, or for a single pair
+    high: float | None = None
+    p: float | None = None
+    p_holm: float | None = None  # corrected for all methods and tests compared
     gained: int = 0  # clients on which b is better
     lost: int = 0
 
@@ -56,11 +61,7 @@ def compare(a: Shown, b: Shown) -> Comparison:
     for kind, shared in (("method", methods), ("test", tests)):
         if not shared:
             raise InputError(f"{first} and {second} share no {kind}, so there is nothing to compare.")
-    changes: dict[str, dict[str, Change]] = {}
-    for method in methods:
-        for test in tests:
-            if test in a.scores[method] and test in b.scores[method]:
-                changes.setdefault(method, {})[test] = _measure_change(a, b, method, test, seeds)
+    changes = _measure_changes(a, b, list(methods), list(tests), seeds)
     if not changes:
         raise InputError(f"{first} and {second} share no method that answered the same test in both.")
     return Comparison(
@@ -77,16 +78,15 @@ def compare(a: Shown, b: Shown) -> Comparison:
 
 
 def lay_out(comparison: Comparison) -> Grid:
-    """A row for each method and test: a, b, b - a ± its standard error, and clients that gained and lost."""
+    """A row for each method and test: a, b, b - a with its interval and p, and clients that gained and lost."""
     rows = []
     for method, changes in comparison.changes.items():
         for test, change in changes.items():
             name = f"{clean(comparison.methods[method], 30)}, {clean(comparison.tests[test], 40)}"
-            error = "" if change.error is None else f" ± {change.error:.1f}"
             counts = f"{change.gained} / {change.lost}" if change.pairs else cells.NOTHING
-            numbers = cells.say_number(change.a), cells.say_number(change.b), cells.say_change(change.more) + error
-            rows.append([name, *numbers, counts])
-    return ["", *comparison.names, "difference", "up / down"], rows
+            numbers = cells.say_number(change.a), cells.say_number(change.b), cells.say_change(change.more)
+            rows.append([name, *numbers, say_interval(change.low, change.high), say_p(change.p_holm), counts])
+    return ["", *comparison.names, "difference", "95 % interval", "p (Holm)", "up / down"], rows
 
 
 def list_remarks(comparison: Comparison) -> list[str]:
@@ -110,9 +110,8 @@ def _say_pairing(comparison: Comparison) -> str:
             "Not paired: no seed has the same clients in both runs, so a difference may come from the clients; "
             "numbers are means over all seeds."
         )
-    said = (
-        f"Paired: both runs have the same clients in {_say_seeds(comparison.seeds)}; a difference is the mean over "
-        "these clients, ± its standard error over clients and seeds."
+    said = f"Paired: both runs have the same clients in {_say_seeds(comparison.seeds)}. " + explain_differences(
+        sum(change.pairs > 0 for change in changes), len(comparison.seeds)
     )
     if comparison.apart:
         said += f" Left out, because in one run only or with different clients: {_say_seeds(comparison.apart)}."
@@ -152,22 +151,68 @@ def _is_unset(value: Any) -> bool:
     return value is None or value in ("", [], ())
 
 
-def _measure_change(a: Shown, b: Shown, method: str, test: str, seeds: Sequence[str]) -> Change:
-    by_seed = [pairs for seed in seeds if (pairs := _pair_clients(a, b, method, test, seed))]
-    pairs = [pair for some in by_seed for pair in some]
+def _measure_changes(
+    a: Shown, b: Shown, methods: Sequence[str], tests: Sequence[str], seeds: Sequence[str]
+) -> dict[str, dict[str, Change]]:
+    """By method and test; paired by the clients of these seeds, where there are any."""
+    answered = [(m, t) for m in methods for t in tests if t in a.scores[m] and t in b.scores[m]]
+    ours, theirs = ({method: cells.list_seeds(run, method) for method in methods} for run in (a, b))
+    pairs = {}
+    for method, test in answered:
+        before, after = ({s: of[method].get(test, {}).get(s, ()) for s in seeds} for of in (ours, theirs))
+        if both := pair(after, before):
+            pairs[method, test] = both
+    paired = compare_pairs(pairs)
+    changes: dict[str, dict[str, Change]] = {}
+    for method, test in answered:
+        found = paired.get((method, test))
+        means = a.scores[method][test].mean, b.scores[method][test].mean
+        change = _turn(found) if found else Change(*means, means[1] - means[0], pairs=0)
+        changes.setdefault(method, {})[test] = change
+    return changes
+
+
+def _turn(found: Difference) -> Change:
+    """From a difference after - before."""
+    interval = found.low, found.high, found.p, found.p_holm
+    return Change(found.b, found.a, found.difference, found.clients, *interval, found.higher, found.lower)
+
+
+def compare_methods(shown: Shown, a: str, b: str) -> MethodComparison:
+    """Two methods of a run, a - b, on each test that both answered."""
+    for method in (a, b):
+        if method not in shown.scores:
+            known = find_nearest(method, shown.scores)
+            raise InputError(f"{clean(shown.name)} has no results of {clean(method)!r}; {known}")
+    if a == b:
+        raise InputError(f"{a} cannot be compared with itself; name two methods.")
+    ours, theirs = cells.list_seeds(shown, a), cells.list_seeds(shown, b)
+    pairs = {test: both for test in shown.tests if (both := pair(ours.get(test, {}), theirs.get(test, {})))}
     if not pairs:
-        before, after = a.scores[method][test].mean, b.scores[method][test].mean
-        return Change(before, after, after - before, pairs=0)
-    more = [after - before for before, after in pairs]
-    before, after = (fmean(fmean(pair[i] for pair in some) for some in by_seed) for i in (0, 1))  # as in all tables
-    error = stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None
-    gained, lost = sum(each > 0 for each in more), sum(each < 0 for each in more)
-    return Change(before, after, after - before, len(pairs), error, gained, lost)
+        raise InputError(f"{a} and {b} share no seed, so there is nothing to compare.")
+    return MethodComparison(a, b, compare_pairs(pairs))
 
 
-def _pair_clients(a: Shown, b: Shown, method: str, test: str, seed: str) -> list[tuple[float, float]]:
-    ours, theirs = (
-        run.clients[seed].scores.get(method, {}).get(test, ()) if seed in run.clients else () for run in (a, b)
-    )
-    both = zip(ours, theirs, strict=False)
-    return [(before, after) for before, after in both if before is not None and after is not None]
+def compare_all(shown: Shown) -> dict[str, dict[str, Mapping[str, Difference]]]:
+    """Every pair of methods, in the order of the run; without those that share no seed."""
+    found: dict[str, dict[str, Mapping[str, Difference]]] = {}
+    for a, b in combinations([method for method in shown.methods if method in shown.scores], 2):
+        try:
+            found.setdefault(a, {})[b] = compare_methods(shown, a, b).rows
+        except InputError:
+            continue
+    return found
+
+
+def find_leads(shown: Shown) -> dict[str, dict[str, Difference]]:
+    """By method and test: its difference from the best other method of that test, each compared on its own."""
+    leads: dict[str, dict[str, Difference]] = {}
+    for test in shown.tests:
+        means = {m: scores[test].mean for m, scores in shown.scores.items() if test in scores}
+        ranked = sorted(means, key=lambda method: -means[method])
+        for method in ranked if len(ranked) > 1 else ():
+            other = ranked[0] if method != ranked[0] else ranked[1]
+            both = pair(cells.list_seeds(shown, method).get(test, {}), cells.list_seeds(shown, other).get(test, {}))
+            if both:
+                leads.setdefault(method, {})[test] = compare_pairs({test: both})[test]
+    return leads

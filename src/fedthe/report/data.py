@@ -16,8 +16,13 @@ class Score:
     """The accuracy (%) of one method on one test."""
 
     mean: float  # over clients, then over seeds
-    std: float | None  # over seeds, of the mean over clients; None for one seed
+    std: float | None  # over seeds (n - 1), of the mean over clients; None for one seed
     worst: float  # the worst client's, mean over seeds
+    # None where unknown, as some are for records of tables and files of earlier versions
+    worst_tenth: float | None = None  # mean over the worst tenth of the clients, then over seeds
+    weighted: float | None = None  # by samples, mean over seeds
+    nll: float | None = None  # negative log-likelihood in nats, mean over clients, then over seeds
+    ece: float | None = None  # expected calibration error (%), mean over seeds
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Shown:
     notes: Sequence[str]
     failures: Mapping[str, str]
     provenance: Mapping[str, Any]  # command, seconds, environment, config, manifests, trainings
+    short: Mapping[str, str] = field(default_factory=dict)  # by test: a sentence on streams of few samples
     # a record of a table has none of these
     classes: Sequence[str] = ()  # names
     weights: Mapping[str, Mapping[str, Weights]] = field(default_factory=dict)  # by method and test

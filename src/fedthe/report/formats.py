@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..experiment.notebook import explain_differences, say_interval
 from ..text import flatten
 from . import cells
+from .compare import find_leads
 from .data import Cost, Page, Paper, Shown
 from .headline import say_finding
 
@@ -23,8 +25,10 @@ LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # LaTeX's own fonts show other characters
     | {mark: f"{{{mark}}}" for mark in "[]*"}  # after the \\ that ends a row, LaTeX reads these as its argument
-    | {"±": r"$\pm$", "\N{REPLACEMENT CHARACTER}": "?"}
+    | {"±": r"$\pm$", "†": r"\dag{}", "\N{REPLACEMENT CHARACTER}": "?"}
 )
+SCORES, LEADS, WORST, PAPER = "Accuracy (%)", "Against the best other method", "Worst client", "The paper"
+MAIN = (SCORES, WORST, PAPER)  # of a LaTeX table
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet reads these as the start of a formula
 
 
@@ -48,7 +52,7 @@ class Block:
 
 
 def write_markdown(page: Page) -> str:
-    """Tables for a README or an issue: accuracy and costs, the worst client, and the paper's numbers."""
+    """Tables for a README or an issue: accuracy and costs, other statistics, and the paper's numbers."""
     parts = [f"# {_escape_markdown(page.title)}", *map(_escape_markdown, page.notes)]
     for shown in page.shown:
         parts += [f"## {_escape_markdown(shown.name)}", *map(_escape_markdown, (say_finding(shown), shown.sentence))]
@@ -59,15 +63,19 @@ def write_markdown(page: Page) -> str:
 
 
 def write_latex(page: Page) -> str:
-    """A table for each run, with the worst client's and the paper's numbers below ours."""
+    """For each run a table of accuracy, the worst client's and the paper's numbers, and one of the other statistics."""
     parts = [
         r"% Needs \usepackage{booktabs}. Names beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."
     ]
     labels: list[str] = []
     for shown in page.shown:
         name = re.sub(r"[^a-z0-9]+", "-", shown.name.lower()).strip("-") or "run"
-        labels.append(cells.find_free(f"tab:{name}", labels))
-        parts.append(_write_latex_table(shown, labels[-1]))
+        blocks = lay_out(shown)
+        main = [block for block in blocks if block.title in MAIN]
+        for some in (main, [block for block in blocks if block.title not in (*MAIN, LEADS)]):  # leads are too wide
+            if some:
+                labels.append(cells.find_free(f"tab:{name}", labels))
+                parts.append(_write_latex_table(shown, some, labels[-1]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -95,41 +103,72 @@ FORMATS: dict[str, Callable[[Page], str]] = {"md": write_markdown, "latex": writ
 
 def lay_out(shown: Shown) -> list[Block]:
     """The tables of a run; with the paper's if the run has the settings of one of its tables."""
-    blocks = [_lay_out_scores(shown), _lay_out_worst(shown)]
-    return [*blocks, _lay_out_paper(shown, shown.paper)] if shown.paper and shown.paper.cells else blocks
+    over = "; mean over seeds" if len(shown.seeds) > 1 else ""
+    blocks = [
+        _lay_out_scores(shown),
+        _lay_out_leads(shown),
+        _lay_out_field(shown, "worst", WORST, f"The lowest accuracy of a client{over}."),
+        _lay_out_field(shown, "worst_tenth", "Worst tenth of the clients", f"Their mean accuracy{over}."),
+        _lay_out_field(
+            shown, "weighted", "Weighted by samples", f"Every sample counts the same, not every client{over}."
+        ),
+        _lay_out_field(shown, "ece", "Expected calibration error (%)", f"15 bins over all samples of a test{over}."),
+        _lay_out_field(shown, "nll", "Negative log-likelihood (nats)", f"Mean over clients{over}.", digits=2),
+    ]
+    if shown.paper and shown.paper.cells:
+        blocks.append(_lay_out_paper(shown, shown.paper))
+    return [block for block in blocks if any(cell != NOTHING for _, row in block.rows for cell in row)] or blocks[:1]
 
 
 def _lay_out_scores(shown: Shown) -> Block:
-    averages, said = cells.average_all(shown), _say_tests(shown, "mean")
-    best = cells.pick_best(averages)
-    rows = []
-    for method, name in shown.methods.items():
-        cost = shown.costs.get(method, Cost())
-        mean = TextCell(cells.say_number(averages.get(method)), method in best)
-        rows.append((name, [*said[method], mean, TextCell(cells.say_ms(cost)), TextCell(cells.say_passes(cost))]))
-    over = " ± standard deviation over seeds" if len(shown.seeds) > 1 else ""
-    about = f"Mean over clients{over}; ms and passes (forward + backward) per sample."
-    head = {**shown.tests, "average over tests": "average", "ms per sample": "ms", "passes per sample": "passes"}
-    return Block("Accuracy (%)", about, head, rows)
-
-
-def _lay_out_worst(shown: Shown) -> Block:
-    said = _say_tests(shown, "worst")
-    rows = [(name, said[method]) for method, name in shown.methods.items()]
-    return Block("Worst client", "Mean over seeds." if len(shown.seeds) > 1 else "", shown.tests, rows)
-
-
-def _say_tests(shown: Shown, kind: cells.Kind) -> dict[str, list[TextCell]]:
-    """A cell for each test, by method."""
-    best = cells.find_best(shown, kind)
+    averages, leaders = cells.average_all(shown), cells.find_leaders(shown)
 
     def say(method: str, test: str) -> TextCell:
         score = shown.scores.get(method, {}).get(test)
-        if score is None:
-            return NOTHING
-        return TextCell(cells.say(score) if kind == "mean" else cells.say_number(score.worst), method in best[test])
+        return NOTHING if score is None else TextCell(cells.say(score), leaders[test] == method)
 
-    return {method: [say(method, test) for test in shown.tests] for method in shown.methods}
+    rows = []
+    for method, name in shown.methods.items():
+        cost = shown.costs.get(method, Cost())
+        mean = TextCell(cells.say_number(averages.get(method)), leaders[cells.AVERAGE] == method)
+        costs = TextCell(cells.say_ms(cost)), TextCell(cells.say_passes(cost))
+        rows.append((name, [*(say(method, test) for test in shown.tests), mean, *costs]))
+    over = " ± standard deviation over seeds" if len(shown.seeds) > 1 else ""
+    bold = cells.explain_bold([shown])
+    about = f"Mean over clients{over}; ms and passes (forward + backward) per sample.{f' {bold}' if bold else ''}"
+    head = {**_mark_tests(shown), cells.AVERAGE: "average", "ms per sample": "ms", "passes per sample": "passes"}
+    return Block(SCORES, about, head, rows)
+
+
+def _lay_out_leads(shown: Shown) -> Block:
+    """Every method against the best other one of each test."""
+    leads = find_leads(shown)
+
+    def say(method: str, test: str) -> TextCell:
+        lead = leads.get(method, {}).get(test)
+        if lead is None:
+            return NOTHING
+        interval = f" ({say_interval(lead.low, lead.high)})" if lead.low is not None else ""
+        return TextCell(f"{cells.say_change(lead.difference)}{interval}")
+
+    rows = [(name, [say(method, test) for test in shown.tests]) for method, name in shown.methods.items()]
+    how = explain_differences(0, len(shown.seeds)).partition(" p: ")[0]
+    return Block(LEADS, f"The difference, and its 95 % interval. {how}", _mark_tests(shown), rows)
+
+
+def _lay_out_field(shown: Shown, field: str, title: str, about: str, digits: int = 1) -> Block:
+    """A table of one field of the scores."""
+
+    def say(method: str, test: str) -> TextCell:
+        score = shown.scores.get(method, {}).get(test)
+        return NOTHING if score is None else TextCell(cells.say_number(getattr(score, field), digits))
+
+    rows = [(name, [say(method, test) for test in shown.tests]) for method, name in shown.methods.items()]
+    return Block(title, about, _mark_tests(shown), rows)
+
+
+def _mark_tests(shown: Shown) -> dict[str, str]:
+    return {test: cells.mark(shown, test) for test in shown.tests}
 
 
 def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
@@ -143,13 +182,14 @@ def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
     head = {test: name for test, name in shown.tests.items() if any(test in row for row in paper.cells.values())}
     named = [(method, name) for method, name in shown.methods.items() if method in paper.cells]
     rows = [(name, [say(method, test) for test in head]) for method, name in named]
-    return Block("The paper", f"In brackets, our number minus the paper's. Table: {paper.title}.", head, rows)
+    return Block(PAPER, f"In brackets, our number minus the paper's. Table: {paper.title}.", head, rows)
 
 
 def list_remarks(shown: Shown) -> list[str]:
     """What readers must know about the numbers."""
     failed = [f"failed: {who}: {why}" for who, why in shown.failures.items()]
-    return list(dict.fromkeys([*(shown.paper.remarks if shown.paper else ()), *shown.notes, *failed]))
+    papers = shown.paper.remarks if shown.paper else ()
+    return list(dict.fromkeys([*cells.explain_short(shown), *papers, *shown.notes, *failed]))
 
 
 def _write_markdown_table(block: Block) -> str:
@@ -160,8 +200,7 @@ def _write_markdown_table(block: Block) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _write_latex_table(shown: Shown, label: str) -> str:
-    blocks = lay_out(shown)
+def _write_latex_table(shown: Shown, blocks: Sequence[Block], label: str) -> str:
     columns = blocks[0].head
     lines = [_write_latex_row("", *map(_write_latex_head, columns.values()))]
     for block in blocks:
@@ -171,9 +210,9 @@ def _write_latex_table(shown: Shown, label: str) -> str:
             said = {column: _write_latex_cell(cell) for column, cell in zip(block.head, row, strict=True)}
             lines.append(_write_latex_row(_escape_latex(name), *(said.get(column, "") for column in columns)))
     named = [f"{short} is {rest}." for short, rest in map(_split, shown.tests.values()) if rest]
-    told = list(dict.fromkeys([*named, *(shown.paper.remarks if shown.paper else ())]))
+    told = list(dict.fromkeys([*named, *cells.explain_short(shown), *(shown.paper.remarks if shown.paper else ())]))
     about = [f"{block.title}: {block.about[0].lower()}{block.about[1:]}" for block in blocks if block.about]
-    caption = " ".join([shown.sentence, *about, "The best of each column is bold.", *told])
+    caption = " ".join([shown.sentence, *about, *told])
     aside = [flatten(remark, LONGEST) for remark in list_remarks(shown) if remark not in told]
     return "\n".join(
         [

@@ -14,15 +14,19 @@ import numpy as np
 from ..config import Config, make_config
 from ..errors import InputError
 from ..experiment.results import NO_EXAMPLES, Results
+from ..experiment.samples import read_samples
+from ..experiment.tables import Means, Samples, find_calibration_errors, find_short_streams, list_clients
 from ..names import name_method, name_test
+from ..statistics import deviation, mean_of_worst
 from ..study.draw import describe_settings
-from ..study.reproduce import FREE, find_comparable, list_clients, list_unchecked, say_unchecked, time_samples
+from ..study.reproduce import FREE, find_comparable, list_unchecked, say_unchecked, time_samples
 from ..study.show import list_remarks
+from ..study.sweep import list_runs
 from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases
 from ..text import clean, hide_secrets
 from .cells import number_names
 from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
-from .read import Samples, check_record, is_record, read_json, read_losses, read_manifest, read_run, read_samples
+from .read import check_record, is_record, read_json, read_losses, read_manifest, read_run
 from .samples import has_labels, pick_examples, score_heads, spread_weights
 from .wrong import explain
 
@@ -34,7 +38,7 @@ def gather(paths: Sequence[Path]) -> Page:
     shown: list[Shown] = []
     figures: list[Mapping[str, Any]] = []
     notes: list[str] = []
-    for path in paths:
+    for path in [run for given in paths for run in list_runs(given) or [given]]:
         if (path / "config.json").exists():
             results, left_out = read_run(path)
             run = show_results(results)
@@ -72,10 +76,11 @@ def show_results(results: Results) -> Shown:
     """All that is known of a run."""
     config, folder = results.config, results.folder
     samples = read_samples(results)
-    clients = list_clients(results)
+    clients = list_clients(results.rows)
+    more = {"weighted": results.weighted(), "nll": results.nll(), "ece": find_calibration_errors(samples)}
     ms = time_samples(results)
     manifests = {seed: read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
-    losses = {key: read_losses(folder, key) for key in results.trainings}
+    losses = {key: read_losses(results.store, key) for key in results.trainings}
     examples = pick_examples(results, samples)
     return Shown(
         name=clean(config.name if config.out is None else folder.name),
@@ -83,7 +88,8 @@ def show_results(results: Results) -> Shown:
         methods={method: name_method(method) for method in results.methods},
         tests=_name_tests(results.tests, results.names),
         seeds=list(config.seeds),
-        scores=_score(clients),
+        scores=_score(clients, more),
+        short=find_short_streams(results.rows),
         costs={
             method: Cost(ms.get(method), *map(results.costs.get(method, {}).get, ("forward", "backward")))
             for method in results.methods
@@ -141,7 +147,7 @@ def _note_missing(
     if missing:
         notes.append(
             f"No per-sample data of {'; '.join(missing)}: files in answers or samples are missing, damaged or of an "
-            "earlier version. Delete the folder samples and run the same command again, which trains nothing."
+            "earlier version. Run the same command again, which trains nothing."
         )
     elif samples and not examples and results.examples["file"] != NO_EXAMPLES:
         notes.append(f"There are no examples: examples/{results.examples['file']}.npz is missing or damaged.")
@@ -162,12 +168,22 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     """A table of the paper from its record; with `results`, the run of its only case, all that the run knows."""
     table, cases = find_table(record["id"]), record["cases"]
     clients: dict[str, dict[str, Any]] = {}
+    more: dict[str, dict[str, dict[str, float]]] = {}
+    short: dict[str, str] = {}
     for case in cases:
+        # each severity is a column; otherwise all tests are, not only the paper's columns
+        every = dict.fromkeys(test for tests in case["clients"].values() for test in tests)
+        columns = case["columns"] if len(cases) > 1 else {test: test for test in every}
+
+        def pick(tests: Mapping[str, Any], columns: Mapping[str, str] = columns) -> dict[str, Any]:
+            return {column: tests[test] for column, test in columns.items() if test in tests}
+
         for method, tests in case["clients"].items():
-            # each severity is a column; otherwise all tests are, not only the paper's columns
-            columns = case["columns"] if len(cases) > 1 else {test: test for test in tests}
-            mine = {column: tests[test] for column, test in columns.items() if test in tests}
-            clients.setdefault(method, {}).update(mine)
+            clients.setdefault(method, {}).update(pick(tests))
+        for name, table_of in case.get("statistics", {}).items():
+            for method, tests in table_of.items():
+                more.setdefault(name, {}).setdefault(method, {}).update(pick(tests))
+        short |= pick(case.get("short", {}))
     first = cases[0]
     config = make_config(first["config"])
     titles = {method_of(row): row for row in record["rows"] if row.startswith("(")}  # of ablations
@@ -179,7 +195,8 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
         methods={method: titles.get(method) or name_method(method) for method in methods},
         tests=_name_tests(tests, record["names"]),
         seeds=list(config.seeds),
-        scores=_score(clients),
+        scores=_score(clients, more),
+        short=short,
         costs={method: Cost(ms) for method, ms in first["ms_per_sample"].items()},
         paper=_take_paper(table, record["compared"], list_remarks(record)),
         clients={str(seed): SeedClients([], _pick_seed(clients, seed), {}) for seed in config.seeds},
@@ -197,8 +214,8 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     )
     if results is None or len(cases) > 1:
         return bare
-    known, more = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
-    return replace(bare, **{name: getattr(known, name) for name in more})
+    known, taken = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
+    return replace(bare, **{name: getattr(known, name) for name in taken})
 
 
 def _find_command(record: Mapping[str, Any], config: Config) -> str:
@@ -257,15 +274,23 @@ def _name_tests(tests: Iterable[str], names: Mapping[str, str]) -> dict[str, str
     return {test: clean(names[test]) if test in names else name_test(test) for test in tests}
 
 
-def _score(clients: ByClient) -> dict[str, dict[str, Score]]:
-    return {method: {test: _sum_up(seeds) for test, seeds in tests.items()} for method, tests in clients.items()}
+def _score(clients: ByClient, more: Mapping[str, Means] | None = None) -> dict[str, dict[str, Score]]:
+    """`more`: tables of other fields of a score."""
+
+    def score(method: str, test: str, seeds: Mapping[str, Percents]) -> Score:
+        others = {name: table.get(method, {}).get(test) for name, table in (more or {}).items()}
+        return replace(_sum_up(seeds), **others)  # type: ignore[arg-type]  # these fields may be None
+
+    return {
+        method: {test: score(method, test, seeds) for test, seeds in tests.items()} for method, tests in clients.items()
+    }
 
 
 def _sum_up(seeds: Mapping[str, Percents]) -> Score:
     known = [[each for each in percents if each is not None] for percents in seeds.values()]
     means = [float(np.mean(percents)) for percents in known]
-    worst = float(np.mean([min(percents) for percents in known]))
-    return Score(float(np.mean(means)), float(np.std(means)) if len(means) > 1 else None, worst)
+    worst, tenth = (float(np.mean([reduce(each) for each in known])) for reduce in (min, mean_of_worst))
+    return Score(float(np.mean(means)), deviation(means), worst, tenth)
 
 
 def _pick_seed(clients: ByClient, seed: int) -> dict[str, dict[str, Percents]]:

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from statistics import fmean, stdev
-
 from ..names import OURS
+from ..statistics import bootstrap, pair_averages
 from . import cells
 from .data import Shown
-
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-NORMAL = 1.96  # for more
 
 
 def say_finding(shown: Shown) -> str:
@@ -40,7 +34,8 @@ def _say_lead(shown: Shown, averages: dict[str, float], best: str, second: str, 
     if interval:
         low, high, seeds = interval
         lead = lead if low > 0 else "not significantly"
-        said = f"; 95 % interval of the difference {cells.say_change(low)} to {cells.say_change(high)}, {seeds} seeds"
+        count = f"{seeds} seed{'s' if seeds > 1 else ''}"
+        said = f"; 95 % interval of the difference {cells.say_change(low)} to {cells.say_change(high)}, {count}"
     elif highest == other:
         return f"{shown.methods[best]} and {shown.methods[second]} share the highest {what}, {highest}."
     above = f"{lead} above the best other method, {_name(shown, averages, second)}"
@@ -52,18 +47,9 @@ def _name(shown: Shown, averages: dict[str, float], method: str) -> str:
 
 
 def _find_interval(shown: Shown, one: str, other: str) -> tuple[float, float, int] | None:
-    """The 95 % interval of one - other, paired by seed, and the number of seeds; None for fewer than two seeds."""
-    both = [(_average_seed(shown, seed, one), _average_seed(shown, seed, other)) for seed in shown.clients]
-    more = [ours - theirs for ours, theirs in both if ours is not None and theirs is not None]
-    if len(more) < 2:
+    """The 95 % interval of one - other on the average over tests, and the number of seeds; None where there is none."""
+    pairs = pair_averages(cells.list_seeds(shown, one), cells.list_seeds(shown, other), shown.tests)
+    interval = bootstrap([each[:, 0] - each[:, 1] for each in pairs]) if pairs else None
+    if interval is None or interval.low is None or interval.high is None:
         return None
-    t = QUANTILES[len(more) - 2] if len(more) - 2 < len(QUANTILES) else NORMAL
-    half = t * stdev(more) / math.sqrt(len(more))
-    return fmean(more) - half, fmean(more) + half, len(more)
-
-
-def _average_seed(shown: Shown, seed: str, method: str) -> float | None:
-    """The mean over tests of the mean over clients; None if a test is missing."""
-    scores = shown.clients[seed].scores.get(method, {})
-    known = [[each for each in scores.get(test, ()) if each is not None] for test in shown.tests]
-    return fmean(map(fmean, known)) if known and all(known) else None
+    return interval.low, interval.high, len(pairs)

@@ -18,14 +18,13 @@ import numpy as np
 from .. import records, store
 from ..config import make_config
 from ..errors import InputError
-from ..experiment.results import ClientScore, Results, read_results
-from ..study.reproduce import FORMAT
+from ..experiment.results import Results, read_results
+from ..study.figures.base import restate_figure
+from ..study.reproduce import FORMAT, restate_deviations
 from ..study.tables import find_table, method_of
 from ..text import flatten, hide_secrets
 from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Malformed, Maybe, Number, check
 
-Samples = Mapping[str, np.ndarray]  # by "test/client/column"
-INTEGERS = ("label", "answer", "global", "personal")
 LARGEST = 4096  # pixels of a side of an example
 
 TRAINING = {"seed": COUNT, "methods": [NAME], "rounds?": COUNT, "seconds?": Maybe(AMOUNT), "failed?": TEXT}
@@ -55,6 +54,8 @@ CASE = {
     "failures": {str: TEXT},
     "trainings": [TRAINING],
     "clients": {str: {str: {str: [Maybe(PERCENT)]}}},
+    "statistics?": {f"{name}?": {str: {str: Number(0, 1e300)}} for name in ("weighted", "nll", "ece")},
+    "short?": {str: TEXT},
     "seconds?": Maybe(AMOUNT),
     "ms_per_sample": {str: AMOUNT},
 }
@@ -130,18 +131,18 @@ def read_run(folder: Path) -> tuple[Results, list[str]]:
 def _check_names(results: Results) -> None:
     """File names must not lead out of the run's folder."""
     for name in (*results.answers, *results.trainings, results.examples["file"]):
-        if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
+        if not re.fullmatch(r"[\w.+=,() -]+", name) or name.startswith("."):
             raise Malformed(f"summary.json names the file {flatten(name, 40)!r}")
 
 
 def _check_rows(results: Results) -> None:
     """Rows must be consistent, match the settings, and appear once."""
-    config = results.config
+    config, known = results.config, results.config.specs
     places: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for i, row in enumerate(results.rows, 1):
         where = f"line {i} of results.jsonl"
         check(vars(row), _ROW, where)
-        if row.method not in config.methods or row.seed not in config.seeds or row.client >= config.client_count:
+        if row.method not in known or row.seed not in config.seeds or row.client >= config.client_count:
             raise Malformed(f"{where} has a method, seed or client that config.json does not name")
         if row.right > row.samples or not math.isclose(row.accuracy, 100 * row.right / row.samples, abs_tol=1e-6):
             raise Malformed(f"{where} has {row.right} of {row.samples} correct, but accuracy {row.accuracy}")
@@ -163,6 +164,7 @@ _ROW = {
     "right": COUNT,
     "accuracy": PERCENT,
     "ms_per_sample": AMOUNT,
+    "nll?": Maybe(Number(0, 1e300)),
 }
 
 
@@ -197,51 +199,9 @@ def read_losses(folder: Path, training: str) -> list[float]:
         return []
 
 
-def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
-    """Per-sample data by method and seed; {} if the file is missing, damaged, or contradicts the results."""
-    rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
-    for row in results.rows:
-        rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
-    found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
-    for name in results.answers:
-        pair = _read_pair(results.folder / "answers" / f"{name}.json")
-        if pair in rows:
-            samples = records.read_samples(results.folder / "samples" / f"{name}.npz")
-            if all(_fits_row(name, samples, rows[pair]) for name in samples):
-                found[pair] = samples
-    return found
-
-
-def _read_pair(path: Path) -> tuple[str, int] | None:
-    """The method and the seed of an answer; None if its file is missing or damaged."""
-    try:
-        answer = check(store.read_sealed(path), {"method": NAME, "seed": COUNT}, "answer")
-        return answer["method"], answer["seed"]
-    except (InputError, Malformed):
-        return None
-
-
-def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
-    place, _, column = name.rpartition("/")
-    array, row = samples[name], rows.get(place)
-    if row is None or array.shape != (row.samples,):
-        return False
-    if column == "right":
-        answers, labels = (samples.get(f"{place}/{each}") for each in ("answer", "label"))
-        agree = answers is None or labels is None or _is_right(array, answers, labels)
-        return array.dtype == np.bool_ and int(array.sum()) == row.right and agree
-    kinds, high = ("f", 1) if column == "e" else ("iu", 2**31 - 1)
-    known = column == "e" or column in INTEGERS
-    return known and array.dtype.kind in kinds and bool(((array >= 0) & (array <= high)).all())
-
-
-def _is_right(right: np.ndarray, answers: np.ndarray, labels: np.ndarray) -> bool:
-    return right.shape == answers.shape == labels.shape and np.array_equal(right, answers == labels)
-
-
 def read_examples(results: Results) -> dict[str, np.ndarray]:
     """Images [n, height, width, 1 or 3] by "test/client"; {} if the file is missing or damaged."""
-    images = records.read_samples(results.folder / "examples" / f"{results.examples['file']}.npz")
+    images = records.read_samples(results.store / "examples" / f"{results.examples['file']}.npz")
     return images if all(map(_are_images, images.values())) else {}
 
 
@@ -298,7 +258,7 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
                     _check_mean(cells[column], case["clients"].get(method_of(row), {}).get(test), f"{row}.{column}")
     if len({tuple(case["config"]["seeds"]) for case in record["cases"]}) > 1:
         raise Malformed("its cases have different seeds")
-    return record
+    return restate_deviations(record)
 
 
 def _check_mean(cell: Sequence[float | None], seeds: Mapping[str, Sequence[float | None]] | None, where: str) -> None:
@@ -313,7 +273,7 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
     shape = next((shape for start, shape in DRAWN.items() if figure["id"].startswith(start)), None)
     if shape is None:
         return {**figure, "data": None}
-    data = check(value["data"], shape, "data")
+    data = restate_figure({**value, "data": check(value["data"], shape, "data")})["data"]
     if len(figure["config"]["seeds"]) == 1:  # older records have 0 for a single seed
         for name in ("shared", "best", "fedthe", "curves"):
             for series in _list_series(data.get(name, {})):

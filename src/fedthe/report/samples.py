@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..experiment.results import Results
+from ..experiment.tables import Samples
 from ..experiment.work import EXAMPLES
 from .data import BINS, Example, Percents, Weights
-from .read import Samples, read_examples
+from .read import read_examples
 
 HEADS = ("global", "personal")
 SHOWN_EXAMPLES = 9  # of each test, correct and wrong ones in turn

@@ -64,19 +64,19 @@ def draw_curves(measured: Measured, path: Path) -> None:
     tests = [test for test in titles if any(test in scores for scores in curves.values())]
     looks = look_up(curves)
     count = len(tests) + bool(data["speed"])
-    figure, axes = _make_panels(count, columns=4 if count > 6 else 3)
+    figure, axes = make_panels(count, columns=4 if count > 6 else 3)
     for panel, test in zip(axes, tests, strict=False):
         for method, (name, colour) in looks.items():
             mean, std = (np.array(curves[method][test][kind], float) for kind in ("mean", "std"))
             style, width = LINES.get(method, ("-", 1.4))
             panel.plot(rounds, mean, style, color=colour, label=name, lw=width)
             panel.fill_between(rounds, mean - std, mean + std, color=colour, alpha=0.08, lw=0)
-        _head(panel, measured, test)
+        head(panel, measured, test)
         panel.set(xlabel="rounds", ylabel="accuracy (%)")
     if data["speed"]:
         _draw_speed(axes[len(tests)], data["speed"], looks)
-    _put_legend(figure, *axes[0].get_legend_handles_labels())
-    _finish(figure, measured, path, _say_spread(measured, "bands"))
+    put_legend(figure, *axes[0].get_legend_handles_labels())
+    finish(figure, measured, path, _say_spread(measured, "bands"))
 
 
 def _draw_speed(panel: Axes, speed: Measured, looks: Mapping[str, tuple[str, str]]) -> None:
@@ -151,8 +151,8 @@ def _draw_bars(
     panel.grid(axis="y", color="#e5e5e5", lw=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
-    _put_legend(figure, *panel.get_legend_handles_labels())
-    _finish(figure, measured, path, _say_spread(measured, "lines") + note, trained)
+    put_legend(figure, *panel.get_legend_handles_labels())
+    finish(figure, measured, path, _say_spread(measured, "lines") + note, trained)
 
 
 def draw_alpha_beta(measured: Measured, path: Path) -> None:
@@ -162,7 +162,7 @@ def draw_alpha_beta(measured: Measured, path: Path) -> None:
     data = measured["data"]
     alphas, betas = data["alpha"], data["beta"]
     tests = [test for test in measured["tests"] if test in data["accuracy"]]
-    figure, axes = _make_panels(len(tests), height=3.3)
+    figure, axes = make_panels(len(tests), height=3.3)
     for panel, test in zip(axes, tests, strict=False):
         values = np.array(data["accuracy"][test]["mean"])  # [alpha, beta]
         image = panel.imshow(values, cmap="viridis", origin="lower", aspect="auto")
@@ -176,16 +176,16 @@ def draw_alpha_beta(measured: Measured, path: Path) -> None:
         panel.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])
         panel.set_yticks(range(len(alphas)), [f"{alpha:g}" for alpha in alphas])
         panel.set(xlabel="beta", ylabel="alpha")
-        _head(panel, measured, test, grid=False)
+        head(panel, measured, test, grid=False)
         figure.colorbar(image, ax=panel, fraction=0.05, pad=0.02)
-    _finish(figure, measured, path, "accuracy (%); each panel has its own colour scale; framed: the method's defaults")
+    finish(figure, measured, path, "accuracy (%); each panel has its own colour scale; framed: the method's defaults")
 
 
 def draw_interpolation(measured: Measured, path: Path) -> None:
     """A panel for each test: accuracy over e, the bound of each client's best e, and FedTHE."""
     data = measured["data"]
     tests = [test for test in measured["tests"] if test in data["shared"]]
-    figure, axes = _make_panels(len(tests))
+    figure, axes = make_panels(len(tests))
     for panel, test in zip(axes, tests, strict=False):
         mean, std = (np.array(data["shared"][test][kind], float) for kind in ("mean", "std"))
         panel.fill_between(data["e"], mean - std, mean + std, color="#0072b2", alpha=0.12, lw=0)
@@ -194,9 +194,9 @@ def draw_interpolation(measured: Measured, path: Path) -> None:
         panel.axhline(best, color="#444444", ls="--", lw=1.4, label="each client's best e (needs test labels)")
         panel.axhline(ours, color=METHOD_COLOURS["fedthe"], lw=1.6, label=f"{name_method('fedthe')} (an e per sample)")
         panel.set(xlabel="e: personal at 0, global at 1", ylabel="accuracy (%)", xlim=(0, 1))
-        _head(panel, measured, test)
-    _put_legend(figure, *axes[0].get_legend_handles_labels())
-    _finish(figure, measured, path, _say_spread(measured, "band"))
+        head(panel, measured, test)
+    put_legend(figure, *axes[0].get_legend_handles_labels())
+    finish(figure, measured, path, _say_spread(measured, "band"))
 
 
 def draw_weights(measured: Measured, path: Path) -> None:
@@ -204,7 +204,7 @@ def draw_weights(measured: Measured, path: Path) -> None:
     data = measured["data"]
     edges, names = np.array(data["edges"]), {"fedthe": "with history", "ablation_11": "without history"}
     tests = [test for test in measured["tests"] if test in data["weights"]["fedthe"]]
-    figure, axes = _make_panels(len(tests))
+    figure, axes = make_panels(len(tests))
     for panel, test in zip(axes, tests, strict=False):
         colour = colour_of(test, measured["tests"])
         for method, name in names.items():
@@ -219,8 +219,8 @@ def draw_weights(measured: Measured, path: Path) -> None:
         panel.set(xlabel="1 - e: global at 0, personal at 1", ylabel="density, root scale", xlim=(0, 1))
         panel.set_ylim(bottom=0)
         panel.legend(fontsize=7, frameon=False, loc="best")
-        _head(panel, measured, test)
-    _finish(figure, measured, path, "filled: with history; line: without (ablation 11); vertical lines: means")
+        head(panel, measured, test)
+    finish(figure, measured, path, "filled: with history; line: without (ablation 11); vertical lines: means")
 
 
 def draw_features(measured: Measured, path: Path) -> None:
@@ -230,7 +230,7 @@ def draw_features(measured: Measured, path: Path) -> None:
     data = measured["data"]
     tests = [test for test in measured["tests"] if test in data["test"]]
     clients = sorted(set(data["client"]))
-    figure, axes = _make_panels(2, columns=2, width=5.2, height=4.8)
+    figure, axes = make_panels(2, columns=2, width=5.2, height=4.8)
     of_test, of_client = np.array(data["test"]), np.array(data["client"])
     kinds = {"without": "h, without history", "with": "h', with history"}
     for panel, (kind, title) in zip(axes, kinds.items(), strict=True):
@@ -244,9 +244,9 @@ def draw_features(measured: Measured, path: Path) -> None:
     names = {measured["tests"][test]: ("o", colour_of(test, measured["tests"])) for test in tests}
     names |= {f"client {k}": (marker, "#777777") for marker, k in zip(MARKERS, clients, strict=False)}
     handles = [Line2D([], [], ls="", marker=marker, color=colour) for marker, colour in names.values()]
-    _put_legend(figure, handles, list(names))
+    put_legend(figure, handles, list(names))
     shown = {**measured, "config": {**measured["config"], "seeds": [data["seed"]]}}
-    _finish(figure, shown, path, "t-SNE")
+    finish(figure, shown, path, "t-SNE")
 
 
 def _embed(features: np.ndarray) -> np.ndarray:
@@ -271,9 +271,7 @@ def colour_of(test: str, tests: Iterable[str]) -> str:
     return OTHER_TEST_COLOURS[others.index(test) % len(OTHER_TEST_COLOURS)]
 
 
-def _make_panels(
-    count: int, columns: int = 3, width: float = 3.9, height: float = 3.0
-) -> tuple[Figure, Sequence[Axes]]:
+def make_panels(count: int, columns: int = 3, width: float = 3.9, height: float = 3.0) -> tuple[Figure, Sequence[Axes]]:
     """A figure, and its first `count` panels row by row; the others are removed."""
     from matplotlib.figure import Figure
 
@@ -286,7 +284,7 @@ def _make_panels(
     return figure, axes[:count]
 
 
-def _put_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+def put_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """Below the panels, in as many columns as fit."""
 
     def measure(columns: int) -> float:
@@ -298,29 +296,30 @@ def _put_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -
     figure.legend(handles, labels, loc="outside lower center", ncols=next(fitting, 1), frameon=False, fontsize=9)
 
 
-def _head(panel: Axes, measured: Measured, test: str, grid: bool = True) -> None:
+def head(panel: Axes, measured: Measured, test: str, grid: bool = True) -> None:
     panel.set_title(measured["tests"][test], fontsize=10, color=colour_of(test, measured["tests"]), parse_math=False)
     if grid:
         panel.grid(color="#e5e5e5", lw=0.6)
         panel.spines[["top", "right"]].set_visible(False)
 
 
-def describe_settings(config: Measured, trained: str = "") -> str:
+def describe_settings(config: Measured, trained: str = "", without: Iterable[str] = ()) -> str:
+    """The settings that matter most, but for those of `without`. `trained` replaces the number of rounds."""
     kind, _, where = config["dataset"].partition(":")
     seeds = ("seeds " if len(config["seeds"]) > 1 else "seed ") + ", ".join(map(str, config["seeds"]))
-    parts = [
-        clean(Path(where).stem or kind, 30),
-        config["net"],
-        f"{config['clients']} clients",
-        _say_partition(config),
-        trained or f"{config['rounds']} round{'s' if config['rounds'] != 1 else ''}",
-        seeds,
-    ]
+    parts = {
+        "dataset": clean(Path(where).stem or kind, 30),
+        "net": config["net"],
+        "clients": f"{config['clients']} clients",
+        "dirichlet": _say_partition(config),
+        "rounds": trained or f"{config['rounds']} round{'s' if config['rounds'] != 1 else ''}",
+        "seeds": seeds,
+    }
     if config.get("standardize"):  # missing in older files
-        parts.append("standardized images")
+        parts["standardize"] = "standardized images"
     if config["samples"]:
-        parts.append(f"at most {config['samples']} samples of each test")
-    return ", ".join(parts)
+        parts["samples"] = f"at most {config['samples']} samples of each test"
+    return ", ".join(said for key, said in parts.items() if key not in without)
 
 
 def _say_partition(config: Measured) -> str:
@@ -336,9 +335,11 @@ def _say_spread(measured: Measured, what: str) -> str:
     return f"{what}: one standard deviation over seeds" if several else "one seed"
 
 
-def _finish(figure: Figure, measured: Measured, path: Path, note: str = "", trained: str = "") -> None:
+def finish(
+    figure: Figure, measured: Measured, path: Path, note: str = "", trained: str = "", without: Iterable[str] = ()
+) -> None:
     """Add the title and the settings, and save. `trained` replaces the number of rounds."""
-    said = [measured["title"], describe_settings(measured["config"], trained), note]
+    said = [measured["title"], describe_settings(measured["config"], trained, without), note]
     letters = int(13 * figure.get_figwidth())  # per line at this font size
     lines = [line for part in said for line in textwrap.wrap(part, letters)]
     figure.suptitle("\n".join(lines), fontsize=9.5, parse_math=False)

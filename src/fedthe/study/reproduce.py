@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from .. import store
@@ -11,9 +12,11 @@ from ..data import load_dataset
 from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
+from ..experiment.tables import find_short_streams, list_clients
 from ..experiment.work import prepare
+from ..statistics import deviation
 from ..text import flatten
-from .tables import AVERAGE, Table, TableCase, fill_table, plan_cases
+from .tables import AVERAGE, Table, TableCase, fill_table, method_of, plan_cases
 
 FORMAT = 1
 # The paper's datasets and natural shifts, as our loaders name them. Numbers on others are not compared.
@@ -51,6 +54,7 @@ def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict
         "unchecked": list_unchecked(done[0][1]),
         "changed": list_changes(table, done),
         "rows": {row: {column: [*cell] for column, cell in cells.items()} for row, cells in rows.items()},
+        "ddof": 1,  # standard deviations are with n - 1; records without this line have them with n
         "cases": [describe_case(case, results) for case, results in done],
         "environment": dict(done[0][1].environment),
     }
@@ -64,7 +68,20 @@ def read_record(table: Table, folder: Path) -> dict[str, Any]:
         raise InputError(f"{path} does not exist; run `fedthe table {table.id} --save {folder}`.")
     if (record.get("id"), record.get("format")) != (table.id, FORMAT):
         raise InputError(f"{path} is not a record of {table.id}; run `fedthe table {table.id} --save {folder}`.")
-    return record
+    return restate_deviations(record)
+
+
+def restate_deviations(record: dict[str, Any]) -> dict[str, Any]:
+    """A record whose standard deviations over seeds are with n - 1, from its clients; earlier ones have them with n."""
+    rows = {row: dict(cells) for row, cells in record["rows"].items()}
+    for case in record["cases"]:
+        for column, test in case["columns"].items():
+            for row, cells in rows.items():
+                seeds = case["clients"].get(method_of(row), {}).get(test)
+                if column in cells and seeds:
+                    means = [fmean(each for each in percents if each is not None) for percents in seeds.values()]
+                    cells[column] = [cells[column][0], deviation(means)]
+    return record | {"rows": rows}
 
 
 def find_comparable(table: Table, done: Sequence[tuple[TableCase, Results]], columns: Sequence[str]) -> list[str]:
@@ -112,20 +129,12 @@ def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
         "notes": list(results.notes),
         "failures": dict(results.failures),
         "trainings": [dict(training) for training in results.trainings.values()],
-        "clients": list_clients(results),
+        "clients": list_clients(results.rows),
+        "statistics": {"weighted": results.weighted(), "nll": results.nll(), "ece": results.calibration()},
+        "short": find_short_streams(results.rows),
         "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
     }
-
-
-def list_clients(results: Results) -> dict[str, dict[str, dict[str, list[float | None]]]]:
-    """Accuracy of client 0, 1, ... by method, test and seed; None if a client lacks the test."""
-    clients = 1 + max((row.client for row in results.rows), default=-1)
-    listed: dict[str, dict[str, dict[str, list[float | None]]]] = {}
-    for row in results.rows:
-        seeds = listed.setdefault(row.method, {}).setdefault(row.test, {})
-        seeds.setdefault(str(row.seed), [None] * clients)[row.client] = round(row.accuracy, 3)
-    return listed
 
 
 def time_samples(results: Results) -> dict[str, float]:

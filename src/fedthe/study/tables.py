@@ -152,6 +152,5 @@ def fill_table(
             filled[row] = {column: cells[column] for column in table.tests if column in cells}
             if AVERAGE in table.columns and len(filled[row]) == len(table.tests):
                 means = [mean for mean, _ in filled[row].values()]
-                # with n - 1, as in the paper; over seeds we divide by n
                 filled[row][AVERAGE] = (statistics.mean(means), statistics.stdev(means))
     return filled

@@ -15,11 +15,11 @@ from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.engine.loop import Loop
 from fedthe.errors import Failed, InputError
-from fedthe.experiment.run import run
 from fedthe.experiment.training import deploy_all
 from fedthe.study.figures import FIGURES, draw_figure, features, find_figure, measure_figure, probing
 from fedthe.study.figures.curves import compare_speed, pick_rounds
 from fedthe.study.figures.interpolation import WEIGHTS
+from fedthe.study.run import run
 from fedthe.types import scale
 from helpers import count_loads
 
@@ -197,7 +197,7 @@ def test_gains_are_over_fine_tuning_on_the_same_seed(small):
         }
         more = [means["fedthe", seed] - means["fedavg_ft", seed] for seed in SEEDS]
         assert data["gains"]["fedthe"][test]["mean"] == pytest.approx(np.mean(more))
-        assert data["gains"]["fedthe"][test]["std"] == pytest.approx(np.std(more))
+        assert data["gains"]["fedthe"][test]["std"] == pytest.approx(np.std(more, ddof=1))
 
 
 @pytest.mark.parametrize("engine", ["loop", "stack"])
@@ -325,7 +325,7 @@ def test_probing_is_averaged_over_seeds(small):
     assert len(means) == 3 * len(TESTS)
     for (mode, test), values in means.items():
         assert measured["data"]["accuracy"][mode][test]["mean"] == pytest.approx(np.mean(values))
-        assert measured["data"]["accuracy"][mode][test]["std"] == pytest.approx(np.std(values))
+        assert measured["data"]["accuracy"][mode][test]["std"] == pytest.approx(np.std(values, ddof=1))
 
 
 def test_default_settings_are_the_papers():

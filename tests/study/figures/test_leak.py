@@ -9,10 +9,10 @@ from fedthe.config import make_config
 from fedthe.data.partition import Split
 from fedthe.data.plan import Settings, build
 from fedthe.engine.fit import LoopFit
-from fedthe.experiment.run import run
 from fedthe.experiment.training import deploy_all
 from fedthe.study.figures import draw_figure, measure_figure
 from fedthe.study.figures.leak import deploy_reshuffled, reshuffle
+from fedthe.study.run import run
 from fedthe.types import Shard
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6, "crop": 0, "flip": False}

@@ -16,7 +16,17 @@ from .sections import choose_run, list_sections, show_head
 # Joined in this order inside one function. Each file has its own scope; its first line names what it exports.
 SCRIPTS = (
     *("dom", "format", "colours", "charts", "parts", "theme", "lines", "heat"),  # shared
-    *("results", "trade", "severity", "clients", "curves", "weights", "examples", "figures"),  # one for each section
+    *(
+        "results",
+        "comparison",
+        "trade",
+        "severity",
+        "clients",
+        "curves",
+        "weights",
+        "examples",
+        "figures",
+    ),  # one for each section
     "main",
 )
 

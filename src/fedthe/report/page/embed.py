@@ -13,6 +13,7 @@ from typing import Any
 from ...names import OURS, name_method
 from ...study.draw import METHOD_COLOURS, OTHER_COLOURS, colour_of, describe_settings, look_up
 from ...study.tables import SEVERITY
+from ..compare import compare_all
 from ..data import Losses, Page, Shown
 from .markup import tidy
 
@@ -54,12 +55,25 @@ def _pick_run(shown: Shown) -> dict[str, Any]:
         "tests": _look_up_tests(shown.tests),
         "severities": list_severities(shown),
         "scores": {m: {t: asdict(score) for t, score in scores.items()} for m, scores in shown.scores.items()},
+        "pairs": _pick_pairs(shown),
+        "seeds": len(shown.seeds),
         "classes": [tidy(name) for name in shown.classes],
         "clients": {seed: asdict(clients) for seed, clients in shown.clients.items()},
         "weights": {m: {t: asdict(each) for t, each in tests.items()} for m, tests in shown.weights.items()},
         "losses": _join_losses(shown.losses, shown.methods),
         "curves": {m: {t: asdict(curve) for t, curve in tests.items()} for m, tests in shown.curves.items()},
         "examples": [asdict(example) for example in shown.examples],
+    }
+
+
+def _pick_pairs(shown: Shown) -> dict[str, dict[str, dict[str, list[float | None]]]]:
+    """By two methods, in the order of the run, and test: what comparison.js shows."""
+    return {
+        a: {
+            b: {test: [r.a, r.b, r.difference, r.low, r.high, r.p_holm, r.higher, r.lower] for test, r in rows.items()}
+            for b, rows in others.items()
+        }
+        for a, others in compare_all(shown).items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import cells
@@ -24,10 +24,6 @@ class NumberCell:
     def get(self, kind: str) -> float | None:
         return self.worst if kind == "worst" and self.worst is not None else self.mean
 
-    def say(self, kind: str) -> str:
-        """Without the standard deviation."""
-        return cells.say_number(self.worst) if kind == "worst" and self.worst is not None else self.said.split(" ± ")[0]
-
 
 NOTHING = NumberCell(None, cells.NOTHING)
 
@@ -36,15 +32,16 @@ NOTHING = NumberCell(None, cells.NOTHING)
 class _Column:
     title: str
     cells: Sequence[NumberCell]
-    best: Callable[[Iterable[float]], float] | None = max
+    bold: Sequence[bool] = ()  # none by default
+    highest_first: bool = True  # when sorted
 
 
 def show_results(runs: Sequence[Shown]) -> str:
     if not any(map(_has_scores, runs)):
         return frame("results", "Results", "<p>No method has finished, so there are no results to show.</p>")
-    columns = _fill_columns([(shown, method) for shown in runs for method in shown.methods])
+    columns = _fill_columns(runs)
     heads = "".join(_write_head(title, "words") for title in ("method", "run")[: min(len(runs), 2)])
-    heads += "".join(_write_head(escape(column.title), "" if column.best is max else "least") for column in columns)
+    heads += "".join(_write_head(escape(column.title), "" if column.highest_first else "least") for column in columns)
     rows = _write_rows(runs, columns)
     toggle = (
         '<div class="controls needs-script"><label class="control">Show <select id="shown-number">'
@@ -61,30 +58,39 @@ def show_results(runs: Sequence[Shown]) -> str:
     return frame("results", "Results", f"{toggle}{table}{_explain(runs)}")
 
 
-def _fill_columns(rows: Sequence[tuple[Shown, str]]) -> list[_Column]:
-    """Columns with at least one number; `rows` are runs and their methods."""
-    tests = _join_tests([shown for shown, _ in rows])
+def _fill_columns(runs: Sequence[Shown]) -> list[_Column]:
+    """Columns with at least one number, and in each a cell for every method of every run."""
+    rows = [(shown, method) for shown in runs for method in shown.methods]
+    leaders = [(cells.find_leaders(shown), method) for shown in runs for method in shown.methods]
     worst = [cells.average_of(*row, "worst") for row in rows]
     costs = [shown.costs.get(method, Cost()) for shown, method in rows]
-    columns = [_Column(title, [_fill_cell(*row, test) for row in rows]) for test, title in tests.items()]
+
+    def embolden(place: str) -> list[bool]:
+        return [found.get(place) == method for found, method in leaders]
+
+    columns = [
+        _Column(title, [_fill_cell(*row, test) for row in rows], embolden(test))
+        for test, title in _join_tests(runs).items()
+    ]
     columns += [
-        _Column("average", [_fill_average(*row) for row in rows]),
+        _Column("average", [_fill_average(*row) for row in rows], embolden(cells.AVERAGE)),
         _Column("worst client", [NumberCell(each, cells.say_number(each)) for each in worst]),
-        _Column("ms per sample", [NumberCell(cost.ms, cells.say_ms(cost)) for cost in costs], min),
-        _Column("passes per sample", [NumberCell(_count_passes(cost), cells.say_passes(cost)) for cost in costs], None),
+        _Column("ms per sample", [NumberCell(cost.ms, cells.say_ms(cost)) for cost in costs], highest_first=False),
+        _Column(
+            "passes per sample",
+            [NumberCell(_count_passes(cost), cells.say_passes(cost)) for cost in costs],
+            highest_first=False,
+        ),
     ]
     return [column for column in columns if any(cell.said != cells.NOTHING for cell in column.cells)]
 
 
 def _write_rows(runs: Sequence[Shown], columns: Sequence[_Column]) -> list[str]:
     rows: list[str] = []
-    for shown in runs:  # runs are not comparable: each has its own best
-        start = len(rows)
-        end = start + len(shown.methods)
-        best = [{kind: _find_best(column, start, end, kind) for kind in ("mean", "worst")} for column in columns]
+    for shown in runs:
         run = f'<td class="words">{escape(shown.name)}</td>' if len(runs) > 1 else ""
-        for i, name in enumerate(shown.methods.values(), start):
-            numbers = (_write_cell(column.cells[i], tops) for column, tops in zip(columns, best, strict=True))
+        for i, name in enumerate(shown.methods.values(), len(rows)):
+            numbers = (_write_cell(each.cells[i], bool(each.bold) and each.bold[i]) for each in columns)
             rows.append(f'<tr><th scope="row">{escape(name)}</th>{run}{"".join(numbers)}</tr>')
     return rows
 
@@ -103,17 +109,18 @@ def _write_caption(runs: Sequence[Shown]) -> str:
     seeds = any(len(shown.seeds) > 1 for shown in runs)
     mean = "mean over clients" + (" and seeds ± standard deviation over seeds" if seeds else "")
     worst = "worst client of each test" + (", mean over seeds" if seeds else "")
-    best = "best of each column" + (" within a run" if len(runs) > 1 else "")
-    return f'Accuracy (%), <span class="mean">{mean}</span><span class="worst">{worst}</span>. Bold: {best}.'
+    bold = escape(cells.explain_bold(runs))  # of means alone: the worst client has no interval
+    return f'Accuracy (%), <span class="mean">{mean}. {bold}</span><span class="worst">{worst}.</span>'
 
 
 def _join_tests(runs: Sequence[Shown]) -> dict[str, str]:
-    """The tests of all runs, by name; by id if runs give a test different names."""
+    """The tests of all runs, by name; by id if runs give a test different names. A dagger marks short streams."""
     titles: dict[str, str] = {}
     for shown in runs:
         for test, title in shown.tests.items():
             titles[test] = title if titles.get(test, title) == title else test
-    return titles
+    short = {test for shown in runs for test in shown.short}
+    return {test: f"{title}{cells.DAGGER if test in short else ''}" for test, title in titles.items()}
 
 
 def _fill_cell(shown: Shown, method: str, test: str) -> NumberCell:
@@ -136,27 +143,16 @@ def _count_passes(cost: Cost) -> float | None:
     return None if cost.forward is None else cost.forward + (cost.backward or 0)
 
 
-def _find_best(column: _Column, start: int, end: int, kind: str) -> str:
-    """The best number of these rows as shown, so that ties after rounding are all bold; "" if all are tied."""
-    seen = {value: cell.say(kind) for cell in column.cells[start:end] if cells.is_known(value := cell.get(kind))}
-    if column.best is None or len(set(seen.values())) < 2:
-        return ""
-    return seen[column.best(seen)]
-
-
-def _write_cell(cell: NumberCell, best: Mapping[str, str]) -> str:
-    values = {kind: cell.get(kind) for kind in best}
+def _write_cell(cell: NumberCell, bold: bool) -> str:
+    values = {kind: cell.get(kind) for kind in ("mean", "worst")}
     sorts = "".join(f' data-{kind}="{value:.6g}"' for kind, value in values.items() if cells.is_known(value))
-    mean = _embolden(cell.said, best["mean"]) + (f"<small>{cell.small}</small>" if cell.small else "")
+    number, *rest = cell.said.split(" ± ")
+    mean = " ± ".join([f"<b>{number}</b>" if bold and cell != NOTHING else number, *rest])
+    mean += f"<small>{cell.small}</small>" if cell.small else ""
     if cell.worst is None:
         return f"<td{sorts}>{mean}</td>"
-    worst = _embolden(cell.say("worst"), best["worst"])
+    worst = cells.say_number(cell.worst)
     return f'<td{sorts}><span class="mean">{mean}</span><span class="worst">{worst}</span></td>'
-
-
-def _embolden(said: str, best: str) -> str:
-    number, *rest = said.split(" ± ")
-    return " ± ".join([f"<b>{number}</b>" if number == best else number, *rest])
 
 
 def _explain(runs: Sequence[Shown]) -> str:
@@ -168,6 +164,7 @@ def _explain(runs: Sequence[Shown]) -> str:
         for shown in runs
         if len(shown.tests) > 1
     ]
+    lines += [f"{prefix(shown, several)}{escape(line)}" for shown in runs for line in cells.explain_short(shown)]
     lines.append("Worst client: the lowest accuracy of any client on each test, averaged over tests.")
     if any(cost.forward is not None for shown in runs for cost in shown.costs.values()):
         lines.append("Passes: forward (+ backward) passes through the network.")

@@ -12,6 +12,7 @@ from .embed import is_drawn, list_severities
 from .markup import escape, frame, list_items, list_or_fold, prefix
 from .provenance import show_provenance
 from .results import show_results
+from .statistics import show_statistics
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ def list_sections(page: Page) -> list[Section]:
     """Those with something to show for at least one run; scripts hide those that the selected run lacks."""
     runs = page.shown
     sections = [Section("results", "Results", show_results(runs))] if runs else []
+    if statistics := show_statistics(runs):
+        sections.append(Section("statistics", "Statistics", statistics))
     sections += _list_charts(page)
     if any(shown.provenance for shown in runs):
         sections.append(Section("provenance", "Provenance", show_provenance(runs)))
@@ -39,6 +42,15 @@ def _list_charts(page: Page) -> Iterator[Section]:
         body = f'{of_run}<p class="what">{what}</p>\n<div class="drawn"></div>'
         return Section(id, name, frame(id, title, body, "needs-script"))
 
+    if any(len(shown.scores) > 1 and shown.clients for shown in runs):
+        yield make(
+            "comparison",
+            "Comparison",
+            "Two methods compared",
+            "The difference between two methods on each test, paired by client and seed, with its 95 % interval: a "
+            "bootstrap over seeds, then over the clients of each. p comes from the same bootstrap and is corrected by "
+            "Holm's method for the tests of the table. Up / down: clients with a higher and with a lower accuracy.",
+        )
     if any(map(_has_trade_off, runs)):
         yield make(
             "trade",

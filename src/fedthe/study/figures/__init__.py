@@ -23,7 +23,7 @@ from ...names import TEST_NAMES
 from ...records import describe_environment
 from ...text import clean, find_nearest
 from . import alpha_beta, curves, features, gains, interpolation, leak, probing, weights
-from .base import Figure
+from .base import Figure, restate_figure
 
 FIGURES: dict[str, Figure] = {
     "gains": gains.FIGURE,
@@ -65,6 +65,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
         "config": config.as_dict(),
         "tests": {test: titles[test] for test in tests},
         "environment": describe_environment(get_engine(config.engine, config.device, config.precision, config.threads)),
+        "ddof": 1,  # standard deviations are with n - 1; records without this line have them with n
         "data": figure.measure(config, dataset),
     }
     plain: dict[str, Any] = json.loads(json.dumps(measured, allow_nan=False))  # the same before and after a file
@@ -73,7 +74,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
 
 def draw_figure(measured: Mapping[str, Any], path: Path) -> None:
     """Draw what `measure_figure` returned, as a PNG."""
-    find_figure(measured["id"]).draw(measured, path)
+    find_figure(measured["id"]).draw(restate_figure(measured), path)
 
 
 def name_tests(dataset: Dataset) -> dict[str, str]:

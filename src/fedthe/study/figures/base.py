@@ -43,16 +43,33 @@ class Figure:
 
 
 def average(found: Iterable[Found]) -> dict[str, dict[str, Any]]:
-    """By test: the mean over clients, then its mean and standard deviation over seeds (None for a single seed)."""
+    """By test: the mean over clients, then its mean and standard deviation (n - 1) over seeds; None for one."""
     cells: dict[str, dict[int, list[Any]]] = {}
     for test, seed, value in found:
         cells.setdefault(test, {}).setdefault(seed, []).append(value)
     averages = {}
     for test, seeds in cells.items():
         means = np.array([np.mean(clients, 0) for clients in seeds.values()])  # [seeds, ...]
-        std = means.std(0) if len(means) > 1 else np.full(means.shape[1:], None)
+        std = means.std(0, ddof=1) if len(means) > 1 else np.full(means.shape[1:], None)
         averages[test] = {"mean": means.mean(0).tolist(), "std": std.tolist()}
     return averages
+
+
+def restate_figure(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """A figure whose standard deviations are with n - 1. Earlier records have them with n; every seed has its part."""
+    seeds = len(measured["config"]["seeds"])
+    if "ddof" in measured or seeds < 2:
+        return dict(measured)
+    factor = (seeds / (seeds - 1)) ** 0.5
+
+    def restate(value: Any, is_std: bool = False) -> Any:
+        if isinstance(value, Mapping):
+            return {name: restate(each, name == "std") for name, each in value.items()}
+        if isinstance(value, list):
+            return [restate(each, is_std) for each in value]
+        return value * factor if is_std and value is not None else value
+
+    return {**measured, "data": restate(measured["data"]), "ddof": 1}
 
 
 def run_whole(config: Config, dataset: Dataset) -> Results:

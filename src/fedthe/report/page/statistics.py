@@ -1,0 +1,42 @@
+"""Statistics beside the table of results: leads with intervals, calibration, the worst clients, means by samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..data import Shown
+from ..formats import LEADS, MAIN, NOTHING, Block, TextCell, lay_out
+from .markup import escape, fold, frame
+
+
+def show_statistics(runs: Sequence[Shown]) -> str:
+    """All tables of a run that the results do not show; "" if there are none. Several runs are folded."""
+    parts = []
+    for shown in runs:
+        blocks = [block for block in lay_out(shown) if block.title not in MAIN]
+        tables = "".join(
+            f"<h3>{LEADS}</h3>{_write_block(block)}" if block.title == LEADS else fold(block.title, _write_block(block))
+            for block in blocks
+        )
+        if tables:
+            parts.append(fold(escape(shown.name), tables) if len(runs) > 1 else tables)
+    return frame("statistics", "Statistics", "\n".join(parts)) if parts else ""
+
+
+def _write_cell(cell: TextCell) -> str:
+    """What is in brackets goes below the number."""
+    number, _, more = cell.text.partition(" (")
+    small = f"<small>{more.removesuffix(')')}</small>" if more else ""
+    return f"<td>{number}{small}</td>" if cell == NOTHING else f"<td>{number}{small}</td>".replace("-", "−")
+
+
+def _write_block(block: Block) -> str:
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in block.head.values())
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_write_cell, row))}</tr>' for name, row in block.rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}"><table>'
+        f"<caption><span>{escape(block.about)}</span></caption>"
+        f'<thead><tr><th scope="col">method</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
