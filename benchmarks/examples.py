@@ -33,10 +33,10 @@ def describe(results: fedthe.Results) -> dict[str, Any]:
     assert not results.failures
     scores = results.scores()
     return {
-        "accuracy": {m: {t: [round(x, 2) for x in cell] for t, cell in row.items()} for m, row in scores.items()},
+        "accuracy": {m: {t: [round(x, 4) for x in cell] for t, cell in row.items()} for m, row in scores.items()},
         "fedthe_ahead_of": {
             other: {
-                test: [round(x, 2) for x in (row.difference, row.low, row.high)]
+                test: [round(x, 4) for x in (row.difference, row.low, row.high)]
                 for test, row in results.compare("fedthe", other).rows.items()
             }
             for other in METHODS[:-1]
