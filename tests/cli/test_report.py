@@ -101,6 +101,34 @@ def test_compare_says_what_differs(fedthe, ran, tmp_path):
     assert set(spoken["changes"]) == {"fedthe"}
 
 
+def test_compare_of_two_methods_is_that_of_results(fedthe, ran):
+    from fedthe import read_results
+
+    said = fedthe("compare", ran / "a", "--methods", "fedthe,fedavg").out
+    assert "p (Holm)" in said
+    assert "does not cover other seeds" in " ".join(said.split())
+    spoken = json.loads(fedthe("compare", ran / "a", "--methods", "fedthe,fedavg", "--json").out)
+    rows = read_results(ran / "a").compare("fedthe", "fedavg").rows
+    assert spoken["rows"] == {test: vars(row) for test, row in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "name two runs, or one run and --methods A,B"),
+        (["--methods", "fedthe"], "--methods takes two methods of one run"),
+        (["--methods", "fedthe,fedavgg"], "did you mean fedavg?"),
+        (["--methods", "fedthe,fedthe"], "cannot be compared with itself"),
+        (["b", "--methods", "fedthe,fedavg"], "name two runs, or one run"),
+    ],
+)
+def test_compare_refuses_in_a_sentence(fedthe, ran, arguments, says, monkeypatch):
+    monkeypatch.chdir(ran)
+    said = fedthe("compare", "a", *arguments, exits=2).err
+    assert says in said
+    assert said.count("\n") == 1
+
+
 def test_watch_shows_a_run_that_is_over(fedthe, ran):
     said = fedthe("watch", ran / "a", "--once").out
     assert "done" in said

@@ -15,6 +15,7 @@ from fedthe.engine.train import deploy, train
 from fedthe.engine.visit import Training
 from fedthe.methods import METHODS, compose
 from fedthe.methods.base import Samples
+from fedthe.methods.head_ensemble import describe_heads
 from fedthe.nets.cnn import CNN
 from fedthe.types import scale
 from helpers import make_pool
@@ -124,3 +125,14 @@ def test_answering_keeps_the_type_of_the_state(world):
     answers, after = FEDTHE.answer(mine, state, without_views(x))
     assert state["history"].dtype == after["history"].dtype == torch.float64
     assert answers.logits.dtype == answers.info["e"].dtype == torch.float32
+
+
+def test_what_both_heads_give_to_the_answer_is_a_literal_softmax():
+    of_both, of_global, of_personal = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0)).mul(4).unbind()
+    kept = describe_heads(torch.full((7,), 0.3), of_both, of_global, of_personal)
+    for i in range(7):
+        answer = max(range(5), key=lambda c, i=i: float(of_both[i, c]))
+        for name, logits in (("global", of_global), ("personal", of_personal)):
+            powers = [np.exp(float(each)) for each in logits[i]]
+            assert float(kept[f"{name}_probability"][i]) == pytest.approx(powers[answer] / sum(powers), rel=1e-5)
+            assert int(kept[name][i]) == powers.index(max(powers))

@@ -17,6 +17,7 @@ from fedthe.engine.loop import Loop
 from fedthe.errors import Failed, InputError
 from fedthe.experiment.training import deploy_all
 from fedthe.study.figures import FIGURES, draw_figure, features, find_figure, measure_figure, probing
+from fedthe.study.figures.base import restate_figure
 from fedthe.study.figures.curves import compare_speed, pick_rounds
 from fedthe.study.figures.interpolation import WEIGHTS
 from fedthe.study.run import run
@@ -351,3 +352,14 @@ def test_what_is_wrong_is_refused(small):
     diverging = {"methods": ["fedavg", "fedthe"], "lr": 1e6, "weight_decay": 0.0}
     with pytest.raises(Failed, match="fedavg, seed 0"):
         measure_figure("curves-500", **small.settings | diverging)
+
+
+def test_deviations_of_earlier_figures_are_restated_once():
+    values = [1.0, 4.0, 7.0]
+    data = {"ooc": {"mean": 4.0, "std": [float(np.std(values)), None]}, "rounds": [1, 2]}
+    older = {"config": {"seeds": [0, 1, 2]}, "data": data}
+    restated = restate_figure(older)
+    assert restated["data"]["ooc"]["std"] == [pytest.approx(3.0), None]  # 3, 0 and 3 apart, over 2
+    assert restated["data"]["rounds"] == [1, 2]
+    assert restate_figure(restated) == restated
+    assert restate_figure({**older, "config": {"seeds": [0]}})["data"] == data
