@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from ..errors import InputError
 from ..foreign import explain, open_file
@@ -18,16 +19,22 @@ from .source import check_labels
 
 
 def load_pickle(path: Path) -> dict[str, object]:
-    """The dict that a dataset was pickled as, by Python 2 or 3: keys as str, NumPy arrays as arrays."""
+    """The dict that a dataset was pickled as, by Python 2 or 3: keys as str, arrays (and lists of them) as arrays.
+
+    np.save pickles a dict too, into an npy file: that is read as well.
+    """
     with explain(f"{path} is not a readable pickle of a dataset", "fetch it again"):
         # A mapped file never gives more bytes than it has, whatever lengths the pickle claims.
         with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            start = _skip_header(content)
             _check_memo(content)
-            content.seek(0)
+            content.seek(start)
             value = _Reader(path, content).load()
+        if start and isinstance(value, _Array):
+            value = value.item()
         if not isinstance(value, dict):
             raise ValueError(f"it holds a {type(value).__name__} instead of a dict")
-        return {_text(key): item.array() if isinstance(item, _Array) else item for key, item in value.items()}
+        return {_text(key): _arrays(item) for key, item in value.items()}
 
 
 def read_batch(path: Path, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
@@ -48,6 +55,22 @@ def stack_images(batches: list[np.ndarray]) -> np.ndarray:
     """Batches of rows uint8 [n, 3072] -> images uint8 [all n, 32, 32, 3]."""
     images = np.empty((sum(map(len, batches)), 32, 32, 3), dtype=np.uint8)
     return np.concatenate([rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for rows in batches], out=images)
+
+
+def _skip_header(content: mmap.mmap) -> int:
+    """Move to where the pickle starts: at 0, or behind the header of an npy file."""
+    if content[: len(npy.MAGIC_PREFIX)] == npy.MAGIC_PREFIX:
+        if npy.read_magic(content) != (1, 0):  # np.save writes 1.0 unless the dtype is long
+            raise ValueError("an unusual npy header")
+        npy.read_array_header_1_0(content)
+    return content.tell()
+
+
+def _arrays(item: object) -> object:
+    """The arrays of one entry of the dict: itself, or the elements of a list."""
+    if isinstance(item, list):
+        return [part.array() if isinstance(part, _Array) else part for part in item]
+    return item.array() if isinstance(item, _Array) else item
 
 
 def _check_memo(content: mmap.mmap) -> None:
@@ -93,6 +116,13 @@ class _Array:
         if math.prod(shape) * kind.itemsize != len(content):
             raise ValueError(f"an array of {list(shape)} with {len(content)} bytes")
         return np.frombuffer(content, dtype=kind).reshape(shape, order="F" if by_columns else "C")
+
+    def item(self) -> object:
+        """The only element of a 0-dimensional array of objects."""
+        _, shape, _, _, content = self.state
+        if shape != () or not isinstance(content, list) or len(content) != 1:
+            raise ValueError("an array of objects")
+        return content[0]
 
 
 class _Dtype:
