@@ -168,10 +168,15 @@ class Config:
     def filled(self) -> Config:
         """With what the config leaves to the data, where the data does not say who holds it."""
         settings = self.settings(self.seeds[0])
-        uses = settings.describe()
-        names = ("dirichlet", "shards", "feature_severity")  # only those with an effect
-        values = {name: uses.get(name) for name in names}
-        return replace(self, partition=settings.partition, clients=settings.clients, **values)
+        uses = settings.describe()  # only settings with an effect
+        return replace(
+            self,
+            partition=settings.partition,
+            clients=settings.clients,
+            dirichlet=uses.get("dirichlet"),
+            shards=uses.get("shards"),
+            feature_severity=uses.get("feature_severity"),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
