@@ -1,5 +1,6 @@
 """What pages say of results is what results say."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -79,3 +80,15 @@ def test_a_record_agrees_with_its_clients_and_says_where_it_comes_from(path):
     if "natural" in record["columns"] and "natural" not in record["compared"]:
         assert record["names"]["natural"] == "natural (Tiny-ImageNet, 7 classes)"
         assert "mixture" not in record["compared"]
+
+
+def test_the_api_reference_names_what_exists_and_all_that_is_public():
+    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    named = re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
+    found = []
+    for path in named:
+        module, _, name = path.rpartition(".")
+        found.append(getattr(importlib.import_module(module), name))
+    tables = {"DATASETS", "METHODS", "NETS"}  # named on pages of their own
+    missing = [name for name in fedthe.__all__ if name not in tables and getattr(fedthe, name) not in found]
+    assert missing == []

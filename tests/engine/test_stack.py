@@ -346,6 +346,8 @@ def test_every_method_on_a_gpu_is_within_rounding_of_the_loop_on_the_cpu(name, d
     (found,) = train_side_by_side(base, [run], settings, [begun], engine)
     # of the way that training went; on noise, where classes are hard to tell, and a short way in bfloat16
     allowed = 1e-3 if dtype == torch.float32 else 0.2
+    if name == "pfedme":  # magnifies rounding: on the CPU, a start moved by 1e-6 ends 4e-3 apart
+        allowed = max(allowed, 1e-2)
 
     assert apart(*(each.server.shared | each.averages for each in (found, expected, begun))) < allowed
     if begun.clients.first:

@@ -114,10 +114,13 @@ def load_dataset(
 ) -> Dataset:
     """A dataset by "NAME" or "NAME:PATH".
 
-    natural: None for what is on disk, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
-    size: pixels per side; None for the dataset's own.
-    square: how your own pictures that are not square become so: "crop" or "pad".
-    by_client: your folder has a folder per client, each with a folder per class.
+    Args:
+        spec: a name of `fedthe data list`, or one with a path, such as npz:mine.npz or folder:photos.
+        natural: None for what is on disk, "none", the name of a shift, or your own as "npz:PATH" or "folder:PATH".
+        size: pixels per side; None for the dataset's own.
+        square: how your own pictures that are not square become so: "crop" or "pad".
+        by_client: your folder has a folder per client, each with a folder per class.
+        home: the folder of datasets and caches; None for $FEDTHE_HOME or ~/.cache/fedthe.
     """
     if size is not None and not SMALLEST <= (size := read_whole("size", size)) <= 1024:
         raise InputError(f"size must be from {SMALLEST} to 1024 pixels, but is {size}.")

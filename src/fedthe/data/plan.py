@@ -108,12 +108,15 @@ class Federation:
     ) -> Federation:
         """A federation of data that clients hold already.
 
-        clients: for each client `(x, y)`, split 60/20/20 by the seed of a run, or
-            `{"train": (x, y), "val": (x, y), "test": (x, y)}`. x: uint8 pictures [n, h, w] or [n, h, w, 1 or 3], float
-            features or integer tokens [n, ...]; y: whole numbers from 0 on, or names of classes; NumPy or torch. In
-            place of (x, y): a torch Dataset, or an object with columns, such as one of Hugging Face.
-        classes: the names of the classes; by default "0", "1", ..., or the sorted names in y.
-        tests: further test distributions by name, with (x, y), or None, for each client.
+        Args:
+            clients: for each client `(x, y)`, split 60/20/20 by the seed of a run, or
+                `{"train": (x, y), "val": (x, y), "test": (x, y)}`. x: uint8 pictures [n, h, w] or [n, h, w, 1 or 3],
+                float features or integer tokens [n, ...]; y: whole numbers from 0 on, or names of classes; NumPy or
+                torch. In place of (x, y): a torch Dataset, or an object with columns, such as one of Hugging Face.
+            classes: the names of the classes; by default "0", "1", ..., or the sorted names in y.
+            tests: further test distributions by name, with (x, y), or None, for each client.
+            name: of the data, in notes and reports.
+            seed: of this federation's splits and tests; a run has seeds of its own.
         """
         from .own import hold
 

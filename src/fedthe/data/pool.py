@@ -19,6 +19,8 @@ PUBLISHED = {"aeb7a9c0f16fcdf5d46178b111f959ec20b50e007185d0d564c89f9d6f5bc8e5":
 
 @dataclass(frozen=True)
 class Pool:
+    """Labelled rows of one kind."""
+
     name: str
     x: np.ndarray  # uint8 pictures [n, height, width, 1 or 3], float32 features [n, ...] or int64 tokens [n, ...]
     labels: np.ndarray  # int64 [n]
@@ -84,6 +86,8 @@ class Holding:
 
 @dataclass(frozen=True)
 class Dataset:
+    """A pool, and what is known of shifts and clients."""
+
     pool: Pool
     natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by the name of their test
     clients: tuple[Holding, ...] = ()  # none: rows are dealt to clients by their labels

@@ -59,13 +59,15 @@ def run(
 ) -> Results | Sweep:
     """Run an experiment, or continue it: `fedthe.run(methods=["fedthe", FedPer], rounds=10)` or `fedthe.run(config)`.
 
-    methods: names, FILE.py:NAME, classes, parts or tuples of parts; ("mine", PARTS) gives parts a name, and
-        ("fedthe", {"alpha": 0.2}) changes hyperparameters.
-    federation: data in place of `dataset`. Its settings are those of the run, unless others are given here.
-    net: a name, FILE.py:NAME, or a network.
-    on_round: called with a `fedthe.Round` after every round of training. An exception in it stops the run.
-    sweep: values by key: {"alpha": [0.05, 0.1]}. The result is a `fedthe.Sweep`.
-    settings: keys of a config file, which override those of `config`. `fedthe settings` lists them.
+    Args:
+        config: settings to begin with.
+        methods: names, FILE.py:NAME, classes, parts or tuples of parts; ("mine", PARTS) gives parts a name, and
+            ("fedthe", {"alpha": 0.2}) changes hyperparameters.
+        federation: data in place of `dataset`. Its settings are those of the run, unless others are given here.
+        net: a name, FILE.py:NAME, or a network.
+        on_round: called with a `fedthe.Round` after every round of training. An exception in it stops the run.
+        sweep: values by key: {"alpha": [0.05, 0.1]}. The result is a `fedthe.Sweep`.
+        settings: keys of a config file, which override those of `config`. `fedthe settings` lists them.
     """
     recipes: dict[str, Recipe] = {}
     if methods is not None:
