@@ -92,3 +92,44 @@ def test_the_api_reference_names_what_exists_and_all_that_is_public():
     tables = {"DATASETS", "METHODS", "NETS"}  # named on pages of their own
     missing = [name for name in fedthe.__all__ if name not in tables and getattr(fedthe, name) not in found]
     assert missing == []
+
+
+def run_page(name, **instead):
+    """The code of a page, in order, in one namespace, with some of its text replaced."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    space: dict = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        for old, new in instead.items():
+            block = block.replace(old, new)
+        exec(compile(block, name, "exec"), space)
+    return space
+
+
+def test_the_page_on_your_own_things_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = {"rounds=10": "rounds=1", "rounds=5": "rounds=1", "seeds=[0, 1, 2]": "seeds=[0, 1]", "epochs=2": "epochs=1"}
+    made = run_page("own.md", **small)
+    results = made["results"]
+    assert not results.failures
+    assert results.methods == ["fedavg", "fedavg_ft", "SlowPer", "fedthe", "fedthe(alpha=0.3)", "fedthe_prior"]
+    assert results.tests == ["original", "noisy", "ooc", "mixture"]
+    assert len({each["seed"] for each in results.trainings.values()}) == 2
+    assert len(results.trainings) == 2 * 3  # FedAvg's serves fine-tuning, FedTHE's its variant and the new predictor
+    assert (tmp_path / "own.html").exists()
+    assert (tmp_path / "alpha.png").exists()
+    made["fed"].save("sensors.npz")
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own.md").read_text(encoding="utf-8"), re.DOTALL)
+    code = [block for block in blocks if "class SensorNet" in block or "class SlowPer" in block]
+    made_net = "def make_net(classes, shape):\n    return fedthe.wrap_module(SensorNet, head='fc')\n"
+    (tmp_path / "mine.py").write_text("import fedthe\n" + "".join(code) + made_net, encoding="utf-8")
+    settings = {"net": "mine.py:make_net", "methods": ["mine.py:SlowPer", "fedthe"], "rounds": 1, "local_epochs": 1}
+    again = fedthe.run(dataset="npz:sensors.npz", lr=0.1, out="again", seeds=[0, 1], **settings)
+    rows = {(row.method, row.seed, row.test, row.client): row.right for row in results.rows}
+    assert all(rows[row.method, row.seed, row.test, row.client] == row.right for row in again.rows)
+
+
+def test_the_code_of_the_page_on_data_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run_page("data.md")
+    assert made["fed"].class_counts.shape == (3, 3)
+    assert (tmp_path / "steps.npz").exists()
