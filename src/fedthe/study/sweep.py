@@ -20,6 +20,7 @@ from ..config import Config, make_config
 from ..data.pool import Dataset
 from ..errors import Failed, InputError, Stopped
 from ..experiment.data import load
+from ..experiment.notebook import make_frame
 from ..experiment.results import Results, read_results
 from ..experiment.run import run_prepared
 from ..experiment.work import prepare
@@ -139,12 +140,9 @@ class Sweep:
         ]
 
     def frame(self) -> Any:
-        """`records` as a pandas DataFrame."""
-        try:
-            import pandas  # type: ignore[import-not-found, import-untyped, unused-ignore]
-        except ImportError:
-            raise InputError("a frame needs pandas: `pip install pandas`; `records()` needs nothing.") from None
-        return pandas.DataFrame(self.records())
+        """`records` as columns: a pandas DataFrame if pandas is installed, else a dict of NumPy arrays."""
+        rows = self.records()
+        return make_frame({name: [row[name] for row in rows] for name in rows[0]} if rows else {})
 
     def plot(self, path: Path | str) -> None:
         """Draw accuracy against the swept values, as a PNG."""
