@@ -54,16 +54,32 @@ def digest(value: Any) -> str:
 
 
 def list_layers(module: Any) -> list[tuple[str, type, dict[str, Any]]]:
-    """The layers of a torch module: path, class, and attributes and hooks, without weights."""
+    """The layers of a torch module: path, class, and attributes and hooks, without weights.
+
+    The last entry says which parameters, buffers and layers stand in several places.
+    """
     from torch.nn import Module
 
     of_torch = {*vars(Module()), "_flat_weights", "_flat_weight_refs"}
     layers = []
     for path, layer in module.named_modules(remove_duplicate=False):
         found = {name: value for name, value in sorted(vars(layer).items()) if name not in of_torch}
-        hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()]  # their keys count all hooks ever
+        kinds = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
+        hooks = [(i, list(each.values())) for i, each in enumerate(kinds) if each]  # their keys count all hooks ever
         layers.append((path, type(layer), found | ({"hooks": hooks} if hooks else {})))
+    layers.append(("", type(module), {"same": _list_same(module)}))
     return layers
+
+
+def _list_same(module: Any) -> dict[str, str]:
+    """By the path of a parameter, buffer or layer, the first path of the same object, where that is another."""
+    places = (module.named_parameters, module.named_buffers, module.named_modules)
+    first: dict[int, str] = {}
+    same = {}
+    for path, each in (found for place in places for found in place(remove_duplicate=False)):
+        if first.setdefault(id(each), path) != path:
+            same[path] = first[id(each)]
+    return same
 
 
 def _list_parts(value: Any) -> Iterator[Any]:
@@ -132,12 +148,17 @@ def _unwrap(value: Any) -> Any:
     return value.fget if isinstance(value, property) else value
 
 
+def _list_slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
 class _Walk:
     """Adds everything reached to a hash, once each, in an order that depends only on names."""
 
     def __init__(self, plugins: frozenset[str]) -> None:
         self.sha = hashlib.sha256()
-        self.seen: dict[int, Any] = {}  # by id; the values stay alive, so that no id is reused
+        self.seen: dict[int, tuple[int, Any]] = {}  # by id: the order, and the value, alive so that no id is reused
         self.plugins = plugins  # packages of the method's own classes, installed or not
 
     def say(self, *words: object) -> None:
@@ -154,9 +175,9 @@ class _Walk:
         elif isinstance(value, set | frozenset):
             self.say("set", sorted(map(_say, value)))
         elif id(value) in self.seen:
-            self.say("again", _name(value))
+            self.say("again", self.seen[id(value)][0], _name(value))
         else:
-            self.seen[id(value)] = value
+            self.seen[id(value)] = len(self.seen), value
             self._visit_once(value)
 
     def _visit_once(self, value: Any) -> None:
@@ -194,7 +215,8 @@ class _Walk:
             self.visit((list_layers(value), dict(value.state_dict())))
         else:
             self.visit(type(value))
-            state = vars(value) if hasattr(value, "__dict__") else None
+            slots = [name for kind in type(value).__mro__ for name in _list_slots(kind) if hasattr(value, name)]
+            state = {name: getattr(value, name) for name in slots} | (vars(value) if hasattr(value, "__dict__") else {})
             if state:
                 self.visit(dict(sorted(state.items())))
             else:
@@ -222,7 +244,7 @@ class _Walk:
         module = sys.modules.get(name)
         if module is None or name == "__main__" or id(module) in self.seen:
             return
-        self.seen[id(module)] = module
+        self.seen[id(module)] = len(self.seen), module
         for key, value in sorted(vars(module).items()):
             defined = isinstance(value, type | types.FunctionType) and value.__module__ == name
             if defined or (isinstance(value, PLAIN) and not key.startswith("__")):

@@ -28,6 +28,7 @@ from fedthe.experiment.work import prepare
 from fedthe.methods import METHODS, compose
 from fedthe.methods.compose import describe
 from fedthe.nets.wrap import wrap_module
+from fedthe.nets.written_out import attend
 from fedthe.nets.written_out import WrittenOut
 from fedthe.store import content_hash
 from fedthe.types import Shard
@@ -412,3 +413,69 @@ def test_a_timm_model():
     how = {"num_classes": CLASSES, "img_size": 16, "patch_size": 8, "embed_dim": 12, "depth": 2}
     net = fedthe.wrap_module(lambda: timm.create_model("vit_tiny_patch16_224", **how), head="head")
     net.check(draw_features(3, (3, 16, 16)), stacked=True)
+
+
+class Tied(nn.Module):
+    """Layers, weights, constants and lists, of which one stands in two places."""
+
+    def __init__(self, kind, which):
+        super().__init__()
+        torch.manual_seed(0)
+        a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+        again = (a, b)[which]
+        self.register_buffer("c", torch.ones(4))
+        self.register_buffer("d", torch.ones(4))
+        self.layers = nn.ModuleList([a, b, again] if kind == "layer" else [a, b, nn.Linear(4, 4)])
+        if kind == "weight":
+            self.layers[2].weight = again.weight
+        if kind == "list":
+            first, second = ["+"], ["+"]
+            self.signs = [first, second, (first, second)[which]]
+        if kind == "hook":
+            scale = which + 1
+            a.register_full_backward_hook(lambda layer, into, out: (into[0] * scale,))
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("kind", ["layer", "weight", "list", "hook"])
+def test_modules_that_share_otherwise_are_others(kind):
+    one, same, other = (wrap_module(Tied(kind, which)) for which in (0, 0, 1))
+    assert one == same
+    assert one != other
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_attributes_in_slots_count():
+    def make(value):
+        module = seeded(MLP)
+        module.setting = Slotted(value)
+        return wrap_module(module)
+
+    assert make(1) == make(1)
+    assert make(1) != make(2)
+
+
+def test_a_function_that_draws_is_not_the_module_of_its_first_seed():
+    drawn = wrap_module(lambda: MLP())
+    assert wrap_module(drawn.module) != drawn
+
+
+def test_a_query_that_attends_to_nothing_gets_zeros():
+    query, mask = torch.randn(2, 3, 4), torch.tensor([[True, True, False], [False] * 3, [True] * 3])
+    query.requires_grad_()
+    expected = F.scaled_dot_product_attention(query, query, query, mask)
+    found = attend(query, query, query, mask)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert query.grad.isfinite().all()

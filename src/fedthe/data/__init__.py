@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from .. import store
 from ..errors import InputError
 from ..plugins import load_plugins
+from ..text import quote
 from . import cifar, digits, folder, idx, imagenet32, npz, tiny_imagenet
 from .folder import Square
 from .numbers import read_whole
@@ -122,6 +123,8 @@ def load_dataset(
         by_client: your folder has a folder per client, each with a folder per class.
         home: the folder of datasets and caches; None for $FEDTHE_HOME or ~/.cache/fedthe.
     """
+    if square not in (None, *get_args(Square)):
+        raise InputError(f"square must be crop or pad, not {quote(square)}.")
     if size is not None and not SMALLEST <= (size := read_whole("size", size)) <= 1024:
         raise InputError(f"size must be from {SMALLEST} to 1024 pixels, but is {size}.")
     name, source, path = locate(spec, DATASETS, home or store.home())
@@ -132,7 +135,16 @@ def load_dataset(
     if natural == "none":
         return Dataset(dataset.pool, clients=tuple(replace(each, tests={}) for each in dataset.clients))
     kind, _, where = (natural or "").partition(":")
+    held = {test for each in dataset.clients for test in each.tests}
+    if natural in held:
+        chosen = tuple(
+            replace(each, tests={natural: each.tests[natural]} if natural in each.tests else {})
+            for each in dataset.clients
+        )
+        return replace(dataset, natural={natural: dataset.natural[natural]}, clients=chosen)
     if where and kind in OWN_SHIFTS:
+        if "natural" in held:
+            raise InputError(f"{name} has a test 'natural' of its own; rename it, or leave natural out.")
         shift = OWN_SHIFTS[kind](store.expand(Path(where)), dataset.pool, square)
         return replace(dataset, natural={**dataset.natural, "natural": shift})
     if dataset.clients and natural is None:

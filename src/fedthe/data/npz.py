@@ -13,13 +13,12 @@ from ..errors import InputError
 from ..foreign import Header, read_headers, read_npz, show_path
 from ..text import flatten
 from .folder import Square, fit_images
-from .own import hold_columns
+from .own import MOST_CLASSES, hold_columns
 from .pool import Dataset, Pool
 from .rows import read_x
 from .source import check_labels, find_classes
 
 ARRAYS = ("images", "x", "labels", "classes", "clients", "splits")
-MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val", "test")
 MADE = ("original", "corrupted", "ooc", "mixture", "corrupted_ooc")  # names of tests that every federation has
+RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
+MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
 MOST_TESTS = 200  # a stream keeps its source in a byte
 
 
@@ -69,6 +71,10 @@ def hold_columns(where: str, pool: Pool, clients: np.ndarray, splits: np.ndarray
             f"{where}: clients must be a whole number or a name for each of {len(pool)} rows, "
             f"but is {clients.dtype} {list(clients.shape)}."
         )
+    try:
+        _ = clients.tolist(), None if splits is None else splits.tolist()
+    except (ValueError, SystemError):
+        raise InputError(f"{where}: clients and splits must be text, but hold code points that are none.") from None
     if splits is None:
         splits = np.full(len(pool), "")
     if splits.shape != pool.labels.shape or splits.dtype.kind != "U":
@@ -97,10 +103,11 @@ def hold_columns(where: str, pool: Pool, clients: np.ndarray, splits: np.ndarray
 
 
 def save(federation: Federation, path: Path | str) -> Path:
-    path, dataset = Path(path), federation.dataset
+    path, dataset = Path(path), federation.source
     if path.suffix != ".npz":
         raise InputError(f"{show_path(path)} must end with .npz.")
-    if federation.settings.partition == "given":
+    s = federation.settings
+    if s.partition == "given" and s.train_fraction == s.test_fraction == 1:
         holdings = dataset.clients
     else:
         holdings = tuple(
@@ -148,9 +155,9 @@ def _check_tests(tests: Mapping[str, Sequence[Any]], clients: int) -> None:
     for test, given in tests.items():
         if not isinstance(test, str) or not test.isidentifier():
             raise InputError(f"the name of a test must be a word such as night, not {quote(test)}.")
-        if test in MADE or test in SPLITS:
-            raise InputError(f"every federation has a test {test!r} of its own; choose another name.")
-        if isinstance(given, Mapping | str) or len(given) != clients:
+        if test in (*MADE, *SPLITS, *RESERVED):
+            raise InputError(f"the name {test!r} has a meaning of its own; choose another name for the test.")
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != clients:
             raise InputError(f"the test {test} must have one entry for each of {clients} clients; None for no test.")
         if clients and all(each is None for each in given):
             raise InputError(f"the test {test} has no samples for any client; leave it out.")
@@ -190,9 +197,11 @@ def _name_classes(
     if len(kinds) > 1:
         raise InputError("labels must be whole numbers for all clients, or names for all.")
     if classes is not None:
+        if isinstance(classes, str) or not isinstance(classes, Sequence | np.ndarray):
+            raise InputError(f"classes must be a list of names, not {quote(classes)}.")
         classes = tuple(str(name) for name in classes)
-        if not classes or len(set(classes)) != len(classes):
-            raise InputError("classes must be different names, at least one.")
+        if not 0 < len(classes) <= MOST_CLASSES or len(set(classes)) != len(classes) or not all(map(is_plain, classes)):
+            raise InputError(f"classes must be 1 to {MOST_CLASSES:,} different names without control characters.")
     if kinds == {"U"}:
         names = classes or tuple(np.unique(np.concatenate([rows.y for rows in everything])).tolist())
         where = {name: c for c, name in enumerate(names)}
@@ -202,6 +211,8 @@ def _name_classes(
                     raise InputError(f"{rows.where} has the label {quote(name)}; {find_nearest(name, names)}")
         return names, [np.array([where[name] for name in rows.y.tolist()], dtype=np.int64) for rows in everything]
     most = max((int(rows.y.max()) for rows in everything), default=0)
+    if classes is None and most >= MOST_CLASSES:
+        raise InputError(f"labels go up to {most}, which would be that many classes; {MOST_CLASSES:,} are the most.")
     names = classes or tuple(map(str, range(most + 1)))
     for rows in everything:
         if rows.y.min() < 0 or rows.y.max() >= len(names):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,12 @@ class Federation:
     settings: Settings
     clients: tuple[Split, ...]
     tests: Mapping[str, tuple[Stream | None, ...]]
+    unshifted: Dataset | None = field(default=None, repr=False)  # the dataset before a feature shift between clients
+
+    @property
+    def source(self) -> Dataset:
+        """What it was built from, and what federations of other seeds are built from."""
+        return self.unshifted or self.dataset
 
     @classmethod
     def from_clients(
@@ -261,8 +267,10 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
         splits = _split_held(dataset, s)
     else:
         splits = partition(labels, s.clients, s.dirichlet, s.seed, s.partition, s.shards)
+    parts = (("train", s.train_fraction), ("test", s.test_fraction))
     splits = [
-        Split(_some(split.train, s.train_fraction), split.val, _some(split.test, s.test_fraction)) for split in splits
+        replace(split, **{part: _some(getattr(split, part), share, (s.seed, part, k), s) for part, share in parts})
+        for k, split in enumerate(splits)
     ]
     return lay_out(dataset, settings, splits)
 
@@ -297,7 +305,8 @@ def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federa
     if pool.is_pictures:
         tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
     shifted = shift_features(dataset, s, [split.rows for split in splits], dealt)
-    return Federation(shifted, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()})
+    before = None if shifted is dataset else dataset
+    return Federation(shifted, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()}, before)
 
 
 def _deal_natural(dataset: Dataset, name: str, counts: np.ndarray, s: Settings) -> list[np.ndarray]:
@@ -311,9 +320,12 @@ def _deal_natural(dataset: Dataset, name: str, counts: np.ndarray, s: Settings) 
     return shifts.split_natural(np.where(repeated, -1, shift.labels), counts, s.seed, name)
 
 
-def _some(rows: np.ndarray, fraction: float) -> np.ndarray:
-    """The first `fraction` of the rows, which are in random order; at least one."""
-    return rows[: max(1, round(fraction * len(rows)))]
+def _some(rows: np.ndarray, fraction: float, key: tuple[int | str, ...], s: Settings) -> np.ndarray:
+    """A random `fraction` of the rows, at least one, in their order."""
+    count = max(1, round(fraction * len(rows)))
+    if s.partition != "given":
+        return rows[:count]  # they are in random order
+    return np.asarray(rows[np.sort(rng.choose(rng.key(*key, "fraction"), len(rows), count))])
 
 
 def count_classes(pool: Pool, splits: Sequence[Split]) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..foreign import explain
 from ..text import clean, flatten
 
 # Columns of the usual names, the first that is there; more than one is refused.
@@ -74,14 +75,24 @@ def _match(where: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.nda
 def _find_columns(where: str, given: Any) -> tuple[Any, Any]:
     if isinstance(given, tuple | list) and len(given) == 2:
         return given[0], given[1]
-    names = list(given) if isinstance(given, Mapping) else getattr(given, "column_names", None)
-    if isinstance(names, Sequence) and not isinstance(names, str):
+    names = (
+        list(given) if isinstance(given, Mapping) else getattr(given, "column_names", getattr(given, "columns", None))
+    )
+    names = names if names is None or isinstance(names, str) else _list(names)
+    if isinstance(names, list):
         return given[_pick(where, names, X_COLUMNS, "samples")], given[_pick(where, names, Y_COLUMNS, "labels")]
     if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, str | np.ndarray):
         return _read_items(where, given)
     raise InputError(
         f"{where} must be (x, y), a torch Dataset, or an object with columns, not a {type(given).__name__}."
     )
+
+
+def _list(names: Any) -> Any:
+    try:
+        return list(names)
+    except TypeError:
+        return None
 
 
 def _pick(where: str, names: Sequence[Any], wanted: Sequence[str], what: str) -> str:
@@ -110,7 +121,10 @@ def _read_items(where: str, given: Any) -> tuple[list[Any], list[Any]]:
 def _as_array(where: str, value: Any) -> np.ndarray:
     """From NumPy, torch, a picture of Pillow, or a list of them."""
     if hasattr(value, "detach"):  # a tensor
-        value = value.detach().cpu().numpy()
+        with explain(f"{where} is not a dense tensor of numbers that NumPy has", "convert it to float32 or int64"):
+            value = value.detach().cpu().numpy()
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f"{where} is a masked array; fill or remove what is masked.")
     if isinstance(value, list) and value and (hasattr(value[0], "detach") or hasattr(value[0], "getbands")):
         value = [_as_array(where, each) for each in value]
     try:

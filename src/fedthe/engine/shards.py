@@ -63,7 +63,9 @@ def stack_shards(shards: Sequence[Shard], rows: int = 0) -> Shard:
     def pad(part: Tensor, rows: int) -> Tensor:
         if len(part) == rows:
             return part
-        return torch.cat([part, part.new_zeros(rows - len(part), *part.shape[1:])])
+        # with the first row, for a network may divide by zero on zeros; `real` is a mask, and padding is not real
+        like = part[:1] if part.dtype != torch.bool and len(part) else part.new_zeros(1, *part.shape[1:])
+        return torch.cat([part, like.expand(rows - len(part), *part.shape[1:])])
 
     lengths = (longest, longest, longest, None, most_val, most_val, most_val)
     return Shard(

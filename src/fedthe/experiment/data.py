@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import Config
-from ..data import load_dataset
+from ..data import SMALLEST, load_dataset
 from ..data.plan import Federation
 from ..data.pool import Dataset, Pool
 from ..errors import InputError
@@ -29,10 +29,9 @@ def load(config: Config) -> Dataset:
 
 def settings_of(federation: Federation) -> dict[str, Any]:
     """The settings of a run on a federation that is there already, on its seed and others."""
-    told = federation.settings.describe() | {
-        "seeds": [federation.settings.seed],
-        "dataset": clean(federation.pool.name),
-    }
+    settings = federation.settings
+    unused = {name: None for name in ("dirichlet", "shards", "feature_severity") if name not in settings.describe()}
+    told = vars(settings) | unused | {"seeds": [settings.seed], "dataset": clean(federation.pool.name)}
     del told["seed"]
     return told
 
@@ -56,6 +55,8 @@ def fit_to_data(config: Config, dataset: Dataset) -> Config:
     if not dataset.pool.is_pictures:
         return _without_augmentation(config, name)
     side = min(dataset.pool.x.shape[1:3])
+    if side < SMALLEST:
+        raise InputError(f"{name} has images of {side} pixels, too small to corrupt; set size={SMALLEST} or more.")
     if config.crop >= side:
         raise InputError(f"crop must be less than the {side} pixels of a side, but is {config.crop}.")
     return config
@@ -76,7 +77,9 @@ def pick_net(config: Config, pool: Pool, given: Any = None) -> Net:
 
 def take_samples(pool: Pool) -> Tensor:
     """A few samples, as networks take them; not the first ones alone, which may be of one class or even equal."""
-    return scale(torch.from_numpy(pool.x[np.unique([0, len(pool.x) // 2, len(pool.x) - 1])]))
+    flat = pool.x.reshape(len(pool), -1)
+    tokens = [] if pool.x.dtype != np.int64 else [flat.max(1).argmax(), flat.min(1).argmin()]  # a vocabulary has ends
+    return scale(torch.from_numpy(pool.x[np.unique([0, len(pool) // 2, len(pool) - 1, *tokens])]))
 
 
 def fit_to_net(config: Config, net: Net) -> Config:

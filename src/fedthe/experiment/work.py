@@ -48,7 +48,7 @@ T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
-ANSWERS = 2  # the same of answers alone: raised when their files change, which retrains nothing
+ANSWERS = 3  # the same of answers alone: raised when their files change, which retrains nothing
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ class Work:
             row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms, scores.nll)
             known = {
                 "right": scores.right,
-                "label": truth.astype(np.int16),
-                "answer": scores.classes.astype(np.int16),
+                "label": truth.astype(np.int32),
+                "answer": scores.classes.astype(np.int32),
                 "probability": np.exp(scores.log_probability).astype(np.float32),
                 "truth": np.exp(scores.log_truth).astype(np.float32),
             }
@@ -293,7 +293,7 @@ def prepare(
     dataset = dataset or load(config)
     config = fit_to_data(config, dataset)
     made = pick_net(config, dataset.pool, net)
-    config = config if config.net in NETS else fit_to_net(config, made)
+    config = config if net is None and config.net in NETS else fit_to_net(config, made)
     made.check(take_samples(dataset.pool), stacked=isinstance(engine, Stack))
     methods = make_methods(config, made, recipes)
     check_methods(methods, dataset.pool)

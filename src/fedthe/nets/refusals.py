@@ -39,6 +39,11 @@ def check_layers(module: nn.Module, head: str) -> nn.Linear:
         why = _refuse_layer(layer)
         if why:
             raise InputError(f"{what}: {name or 'it'} is {name_class(layer)}, which {why}.")
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
+        if p.layout != torch.strided or not p.numel():
+            raise InputError(f"{what}: {name} is sparse or empty; give it a dense tensor with numbers.")
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise InputError(f"{what}: {name} has a hook of its own, which would not run; remove it.")
     found = _find_head(module, head)
     if not any(p.requires_grad for p in module.parameters() if not _is_in(p, found.parameters())):
         raise InputError(f"{what} trains no parameters but those of its head {head}; give it a layer before that.")

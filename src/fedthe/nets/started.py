@@ -81,9 +81,11 @@ def start_from_file(net: Net, path: Path | str) -> Started:
         found = _read_tensors(path, wanted)
     loaded = {leaf: _check_tensor(what, wanted[leaf], tensor) for leaf, tensor in found.items() if leaf in leaves}
     if isinstance(net, Wrapped):
-        fixed = {name: found[f"constant {name}"] for name in constants if name in shapes}
-        for name, tensor in fixed.items():
-            _check_shape(what, name, tuple(tensor.shape), tuple(constants[name].shape))
+        fixed = {
+            name: _check_constant(what, name, found[f"constant {name}"], like)
+            for name, like in constants.items()
+            if name in shapes
+        }
         net = net.with_constants(fixed)
     return Started(net.classes, net, tree.hash_leaves(loaded), loaded)
 
@@ -102,6 +104,9 @@ def _pick_leaves(
     out = [leaf for leaf in leaves if leaf in OUT]
     missing = [leaf for leaf in out if names[leaf] not in shapes]
     other = [leaf for leaf in out if leaf not in missing and shapes[names[leaf]][:1] != leaves[leaf][:1]]
+    for leaf in other:
+        if len(shapes[names[leaf]]) != len(leaves[leaf]):
+            _check_shape(what, names[leaf], shapes[names[leaf]], leaves[leaf])
     if missing or other:
         why = "has none" if missing else f"is for {shapes[names[other[0]]][0]} classes, not {leaves[other[0]][0]}"
         warnings.warn(f"{what}: its last layer {why}, so the last layer starts anew.", stacklevel=4)
@@ -129,9 +134,20 @@ def _check_shape(what: str, name: str, found: tuple[int, ...], shape: tuple[int,
 
 
 def _check_tensor(what: str, name: str, tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point() or not tensor.isfinite().all():
-        raise InputError(f"{what}: {clean(name)} must hold finite floating-point numbers.")
-    return tensor.float()
+    with foreign.explain(f"{what}: {clean(name)} is {tensor.dtype}, which is not read", "save it as float32"):
+        plain = tensor.float() if tensor.is_floating_point() else None
+        if plain is None or not plain.isfinite().all():
+            raise InputError(f"{what}: {clean(name)} must hold finite floating-point numbers.")
+    return plain
+
+
+def _check_constant(what: str, name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    _check_shape(what, name, tuple(tensor.shape), tuple(like.shape))
+    if like.is_floating_point():
+        return _check_tensor(what, name, tensor)
+    if tensor.dtype != like.dtype:
+        raise InputError(f"{what}: {clean(name)} is {tensor.dtype}, but the network's is {like.dtype}.")
+    return tensor
 
 
 def _list_some(names: Iterable[str]) -> str:

@@ -37,7 +37,8 @@ class Wrapped(Net):
     normalise: Normalise
     dropout: Dropout
     architecture: str  # a hash of the layers and constants
-    weights: str  # a hash of the initial weights; with `make`, of those of one seed
+    weights: str  # a hash of the initial weights; if they are drawn, of those of one seed
+    drawn: bool  # anew for every seed, by `make`
     module: nn.Module = field(compare=False, repr=False)
     make: Callable[[], nn.Module] | None = field(compare=False, repr=False)  # draws the weights of a seed
     defaults: Defaults = field(compare=False, repr=False)
@@ -121,6 +122,8 @@ def wrap_module(
         raise InputError(f"defaults must be a fedthe.Defaults, not {quote(defaults)}.")
     if not callable(module):
         raise InputError(f"{quote(module)} is no torch module, nor a function that makes one.")
+    if not isinstance(head, str):
+        raise InputError(f"head must be the name of the last layer, not {quote(head)}.")
     make = None if isinstance(module, nn.Module) else module
     made = module if isinstance(module, nn.Module) else _draw(module, 0)
     plain = prepare(made, head, normalise, dropout)
@@ -133,12 +136,13 @@ def wrap_module(
                 f"{quote(make)} makes other weights in every call; draw them with torch's default generator alone."
             )
     return Wrapped(
-        classes=layer.out_features,
+        classes=int(layer.out_features),
         head_at=head,
         normalise=normalise,
         dropout=dropout,
         architecture=_hash_architecture(plain),
         weights=weights,
+        drawn=make is not None,
         module=plain,
         make=make,
         defaults=defaults or Defaults(),

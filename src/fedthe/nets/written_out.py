@@ -40,7 +40,10 @@ def attend(
     if attn_mask is not None:
         hidden = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -torch.inf) if hidden else scores + attn_mask
-    return scores.softmax(-1) @ value
+    if attn_mask is None:
+        return scores.softmax(-1) @ value
+    empty = (scores == -torch.inf).all(-1, keepdim=True)  # attends to nothing: zeros, as torch has it
+    return scores.masked_fill(empty, 0).softmax(-1).masked_fill(empty, 0) @ value
 
 
 def embed(

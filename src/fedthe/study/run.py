@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ..config import Config, make_config
+from ..data.plan import Federation
 from ..errors import InputError
 from ..experiment.data import settings_of
 from ..experiment.results import Results
@@ -16,9 +17,6 @@ from ..methods.given import Given, name_methods
 from ..nets.net import Net
 from ..progress.events import RoundListener, hearing_rounds
 from .sweep import Sweep, Swept, plan_sweep, run_sweep
-
-if TYPE_CHECKING:
-    from ..data.plan import Federation
 
 
 @overload
@@ -69,6 +67,8 @@ def run(
         sweep: values by key: {"alpha": [0.05, 0.1]}. The result is a `fedthe.Sweep`.
         settings: keys of a config file, which override those of `config`. `fedthe settings` lists them.
     """
+    if federation is not None and not isinstance(federation, Federation):
+        raise InputError(f"federation must be a fedthe.Federation, not a {type(federation).__name__}.")
     recipes: dict[str, Recipe] = {}
     if methods is not None:
         settings["methods"], recipes = name_methods(methods)
@@ -79,7 +79,7 @@ def run(
         | settings
     )
     given = None if isinstance(net, str) else net
-    dataset = federation.dataset if federation else None
+    dataset = federation.source if federation else None
     for key in ("dataset", "natural", "size", "square", "by_client") if federation else ():
         if key in settings or (isinstance(sweep, Mapping) and key in sweep):
             raise InputError(f"{key} has no effect on a federation that is given; leave one of them out.")
