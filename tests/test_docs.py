@@ -133,3 +133,11 @@ def test_the_code_of_the_page_on_data_runs(tmp_path, monkeypatch):
     made = run_page("data.md")
     assert made["fed"].class_counts.shape == (3, 3)
     assert (tmp_path / "steps.npz").exists()
+
+
+def test_the_results_page_has_the_measured_rates_of_false_claims():
+    rows = json.loads((ROOT / "benchmarks/false_claims.json").read_text(encoding="utf-8"))["rows"]
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    for seeds in (3, 5, 8):
+        rates = [round(100 * row["any p (Holm) < 0.05"]) for row in rows if row["seeds"] == seeds]
+        assert f"| {seeds} | {' | '.join(map(str, rates))} |" in page

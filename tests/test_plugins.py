@@ -76,3 +76,14 @@ def test_a_file_that_is_not_there_or_no_file_is_refused(tmp_path, monkeypatch):
     fails(lambda: plugins.load_object("mine.py:Mine"), "mine.py does not exist", tmp_path)
     (tmp_path / "folder.py").mkdir()
     fails(lambda: plugins.load_object("folder.py:Mine"), "folder.py is a folder")
+
+
+def test_files_of_one_name_beside_two_files_are_two(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, number in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "beside.py").write_text(f"NUMBER = {number}\n")
+        (tmp_path / folder / "mine.py").write_text("from beside import NUMBER\n")
+    assert (plugins.load_object("a/mine.py:NUMBER"), plugins.load_object("b/mine.py:NUMBER")) == (1, 2)
+    (tmp_path / "b" / "beside.py").write_text("NUMBER = 3\n")
+    assert (plugins.load_object("a/mine.py:NUMBER"), plugins.load_object("b/mine.py:NUMBER")) == (1, 3)

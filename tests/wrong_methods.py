@@ -475,10 +475,36 @@ class AnswersMissing(Predictor):
         return Answers(method.net.head(mine["personal"], method.net.features(mine["body"], samples.x))), state
 
 
-@wrong("info is not one number per sample", "OddInfo.answer must give info['e'] as a tensor with one row per sample")
+@wrong("info is not one number per sample", "OddInfo.answer must give info['e'] as a tensor with one number per sample")
 class OddInfo(Predictor):
     def answer(self, method, mine, state, samples):
         return Answers(method.logits(mine, samples.x), {"e": samples.x.sum()}), state
+
+
+@wrong("answer changes the client's state in place", "changes head.out of `mine` in place; return")
+class InPlaceAnswer(Predictor):
+    def answer(self, method, mine, state, samples):
+        logits = method.logits(mine, samples.x)
+        mine["head"]["out"].mul_(0.9)
+        return Answers(logits), state
+
+
+@wrong("info of a reserved name", "TakenInfo.answer gives info['label'], but samples have a column of that name")
+class TakenInfo(Predictor):
+    def answer(self, method, mine, state, samples):
+        logits = method.logits(mine, samples.x)
+        return Answers(logits, {"label": logits.argmax(-1)}), state
+
+
+@wrong(
+    "a whole stream is not the same as its samples", "Foresees answers a whole stream otherwise than its samples one by"
+)
+class Foresees(Predictor):
+    window = None
+
+    def answer(self, method, mine, state, samples):
+        logits = method.logits(mine, samples.x)
+        return Answers(logits - 5 * logits.mean(0)), state
 
 
 # fields
@@ -508,5 +534,10 @@ WRONG["a class that is no dataclass"] = NoDataclass, "NoDataclass.mu is not a fi
 WRONG["no part at all"] = dict, "is not a part of a method; derive it from Rounds, Personal or Predictor"
 WRONG["two personal parts"] = (FineTune, DeploysNothing()), "are both personal parts; a method has one"
 
-IN_A_CHECK = {"local draws with NumPy", "a field that has no hash", "a field that is a tensor"}  # not in a single run
+IN_A_CHECK = {
+    "a whole stream is not the same as its samples",
+    "local draws with NumPy",
+    "a field that has no hash",
+    "a field that is a tensor",
+}  # not in a single run
 IN_THE_STACK = {"the loss branches on a tensor"}  # the loop can do it

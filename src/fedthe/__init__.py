@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .progress.events import Round as Round
     from .study.run import run as run
     from .study.sweep import Sweep as Sweep
+    from .study.sweep import read_sweep as read_sweep
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ _HOMES = {
     "run": ".study.run",
     "Round": ".progress.events",
     "Sweep": ".study.sweep",
+    "read_sweep": ".study.sweep",
     "Results": ".experiment.results",
     "read_results": ".experiment.results",
 }

@@ -186,6 +186,11 @@ class Config:
         how = {name: getattr(self, name) for name in ("name", "out", "threads", "checkpoint_seconds", "keep")}
         return replace(other, **how) == self
 
+    def adds_to(self, other: Config) -> bool:
+        """Whether it gives all results of the other, and perhaps those of more methods and seeds."""
+        more = set(self.methods) >= set(other.methods) and set(self.seeds) >= set(other.seeds)
+        return more and self.measures_as(replace(other, methods=self.methods, seeds=self.seeds))
+
 
 def read_config(path: Path, words: Iterable[str] = ()) -> Config:
     """A file's settings, overridden by words such as `rounds=10` or `methods=fedthe,ditto`."""
@@ -214,7 +219,8 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
             _put_hyper(values, key, guess_value(value))
         elif key.startswith("sweep."):
             swept = key.removeprefix("sweep.")
-            each = [from_text(part, *_hints().get(swept, (Any, False))) for part in split_list(value)]
+            parts = split_list(value)
+            each = parts if swept == "natural" else [from_text(p, *_hints().get(swept, (Any, False))) for p in parts]
             before_it = values.get("sweep")
             values["sweep"] = {**(before_it if isinstance(before_it, Mapping) else {}), swept: each}
         else:
@@ -273,7 +279,8 @@ def _hints() -> dict[str, tuple[Any, bool]]:
 
 def _hint(key: str) -> tuple[Any, bool]:
     if key not in _hints():
-        raise InputError(f"there is no setting {quote(key)}; {find_nearest(key, _hints())}")
+        hint = f"a hyperparameter is set by hyper.METHOD.{key}=VALUE" if key.isidentifier() else "see `fedthe settings`"
+        raise InputError(f"there is no setting {quote(key)}; {find_nearest(key, _hints()).rstrip('.')}; {hint}.")
     return _hints()[key]
 
 

@@ -17,6 +17,7 @@ import re
 import sys
 import sysconfig
 import types
+from collections import deque
 from collections.abc import Iterator
 from functools import cache, cached_property, partial, partialmethod
 from pathlib import Path
@@ -185,7 +186,9 @@ class _Walk:
             self.say("dict", len(value))
             for key, each in value.items():
                 self.visit((key, each))
-        elif isinstance(value, list):
+        elif isinstance(value, types.MappingProxyType):
+            self._visit_once(dict(value))
+        elif isinstance(value, list | deque):
             self.say("list", len(value))
             for each in value:
                 self.visit(each)

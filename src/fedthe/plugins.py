@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 import sys
 import traceback
@@ -21,6 +22,7 @@ from .text import find_nearest, flatten, quote
 LARGEST_FILE = 2**24  # bytes of a file of code
 
 _loaded: dict[Path, tuple[str, ModuleType]] = {}  # by file: the hash of its content, and the module
+_neighbours: dict[Path, dict[Path, str | None]] = {}  # by file: the files beside it that it imports, and their hashes
 
 
 def load_plugins(group: str, taken: dict[str, Any]) -> dict[str, Any]:
@@ -62,11 +64,11 @@ def load_file(path: Path) -> ModuleType:
         raise InputError(f"{path} cannot be read ({error.strerror}).") from None
     place, digest = path.resolve(), hashlib.sha256(source).hexdigest()
     before = _loaded.get(place)
-    if before and before[0] == digest:
+    if before and before[0] == digest and all(_hash(file) == known for file, known in _neighbours[place].items()):
         return before[1]
     module = ModuleType(before[1].__name__ if before else _name_module(place))
     module.__file__ = str(place)
-    with _as_module(module), _importable(place.parent):
+    with _as_module(module), _importable(place):
         try:
             # Compiled here: Python's cache would take an edit within the same second for no edit.
             exec(compile(source, str(place), "exec", dont_inherit=True), vars(module))
@@ -98,13 +100,32 @@ def _as_module(module: ModuleType) -> Iterator[None]:
 
 
 @contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
+def _importable(place: Path) -> Iterator[None]:
+    """The files beside `place` can be imported. They stay its own: another folder may have files of the same names."""
+    folder, before, cached = str(place.parent), set(sys.modules), sys.dont_write_bytecode
+    sys.path.insert(0, folder)
+    sys.dont_write_bytecode = True  # Python's cache would take an edit within the same second for no edit
+    importlib.invalidate_caches()
     try:
         yield
     finally:
-        if str(folder) in sys.path:
-            sys.path.remove(str(folder))
+        sys.dont_write_bytecode = cached
+        if folder in sys.path:
+            sys.path.remove(folder)
+        found = {}
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and place.parent in Path(file).resolve().parents:
+                found[Path(file).resolve()] = _hash(Path(file))
+                del sys.modules[name]
+        _neighbours[place] = found
+
+
+def _hash(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _say_where(error: BaseException, place: Path) -> str:

@@ -120,22 +120,47 @@ def bootstrap(seeds: Sequence[np.ndarray]) -> Interval:
     sizes = tuple(len(each) for each in seeds)
     if sum(sizes) < 2:
         return Interval(mean, None, None, None)
-    values = np.concatenate(seeds)
-    drawn = mean + widen(seeds) * (draw_weights(sizes) @ (values - mean))
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
+    values, degrees = np.concatenate(seeds), count_degrees(seeds)
+    drawn = np.sort(draw_weights(sizes) @ (values - mean))
     rounding = 1e-9 * max(1.0, float(np.abs(values).max()))  # draws of equal differences are equal but for it
-    beyond = min(int((drawn <= rounding).sum()), int((drawn >= -rounding).sum()))
-    p = min(1.0, 2 * (1 + beyond) / (1 + len(drawn)))
-    return Interval(mean, float(low), float(high), p)
+    low, high = mean + widen(degrees, 1 - LEVEL) * np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(mean, float(low), float(high), find_p(mean, drawn, degrees, rounding))
 
 
-def widen(seeds: Sequence[np.ndarray]) -> float:
-    """How much wider than a bootstrap's the interval of the mean is: n / (n - 1) of the variance, and Student's t."""
+def widen(degrees: float, level: float) -> float:
+    """How much wider than a bootstrap's the interval that misses with probability `level` is: n / (n - 1) of the
+    variance, and Student's t, whose tails are the heavier the further out."""
     from scipy.special import ndtri, stdtrit
 
-    degrees, upper = count_degrees(seeds), (1 + LEVEL) / 2
+    upper = 1 - level / 2
     return float(((degrees + 1) / degrees) ** 0.5 * stdtrit(degrees, upper) / ndtri(upper))
+
+
+def find_p(mean: float, drawn: np.ndarray, degrees: float, rounding: float) -> float:
+    """The smallest probability to miss at which the interval excludes 0, but no less than Student's t gives.
+
+    Of few clients the draws have no tails, and t's are right if differences are normal. drawn: deviations from the
+    mean, sorted.
+    """
+    from scipy.special import stdtr
+
+    toward_zero = drawn if mean > 0 else -drawn[::-1]
+    places = np.linspace(0, 1, len(drawn))
+
+    def excludes_zero(level: float) -> bool:
+        return bool(abs(mean) + widen(degrees, level) * np.interp(level / 2, places, toward_zero) > rounding)
+
+    least, most = 2 / (1 + len(drawn)), 0.999
+    if abs(mean) <= rounding or not excludes_zero(most):
+        return 1.0
+    error = float(drawn.std()) * ((degrees + 1) / degrees) ** 0.5
+    by_t = 2 * float(stdtr(degrees, -abs(mean) / error)) if error > rounding else 2.0 ** (1 - (degrees + 1))
+    if excludes_zero(least):
+        return max(least, by_t)
+    for _ in range(30):
+        middle = (least * most) ** 0.5
+        least, most = (least, middle) if excludes_zero(middle) else (middle, most)
+    return max(most, by_t)
 
 
 def count_degrees(seeds: Sequence[np.ndarray]) -> float:

@@ -396,3 +396,38 @@ def test_features_cannot_be_shifted():
 
 def test_federations_are_public():
     assert fedthe.Federation is Federation
+
+
+def test_a_feature_shift_is_applied_once_in_a_run_of_the_federation(tmp_path):
+    dataset = Federation.from_clients(draw("pictures")).dataset
+    made = build(dataset, Settings(3, partition="given", feature_shift="rotation"))
+    small = {"methods": ["fedavg"], "rounds": 1, "local_epochs": 1, "crop": 2, "samples": 2, "out": str(tmp_path)}
+    results = fedthe.run(federation=made, tests=["original"], **small)
+    assert results.digests["pool"] == made.pool.digest
+    again = build(load_dataset(f"npz:{made.save(tmp_path / 'x.npz')}"), made.settings)
+    assert again.pool.digest == made.pool.digest
+
+
+def test_natural_keeps_the_rows_of_a_held_test(tmp_path):
+    clients, night = draw(), draw(seed=9)
+    made = Federation.from_clients(clients, tests={"night": list(night), "day": [night[0], None, None]})
+    dataset = load_dataset(f"npz:{made.save(tmp_path / 'x.npz')}", natural="night")
+    federation = build(dataset, Settings(3, partition="given"))
+    assert list(federation.tests) == ["original", "night", "ooc", "mixture"]
+    for k in range(3):
+        assert np.array_equal(federation.inputs(federation.tests["night"][k]), night[k][0])
+    other = Federation.from_clients(clients, tests={"natural": list(night)}).save(tmp_path / "y.npz")
+    np.savez(tmp_path / "z.npz", x=night[0][0], labels=night[0][1])
+    fails(lambda: load_dataset(f"npz:{other}", natural=f"npz:{tmp_path / 'z.npz'}"), "natural")
+
+
+def test_a_fraction_of_given_splits_is_random():
+    y = np.repeat(np.arange(3), 20)
+    part = (np.random.default_rng(0).normal(size=(60, 2)), y)
+    dataset = Federation.from_clients([{"train": part, "val": part, "test": part}] * 2).dataset
+    made = build(dataset, Settings(2, partition="given", train_fraction=0.5, test_fraction=0.5))
+    for split in made.clients:
+        for rows in (split.train, split.test):
+            assert len(rows) == 30
+            assert len(np.unique(made.pool.labels[rows])) == 3
+            assert (np.diff(rows) > 0).all()

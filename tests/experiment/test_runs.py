@@ -214,3 +214,22 @@ def test_an_exception_of_the_callback_stops_the_run_and_loses_no_round(small, tm
     stopped = fedthe.run(methods=["fedavg"], **small)
     assert len(rounds) == 1  # the first two were saved
     assert stopped.table() == fedthe.run(methods=["fedavg"], **small | {"out": "whole"}).table()
+
+
+def test_a_name_that_would_be_read_otherwise_is_refused(small):
+    for name in ("fedavg ", "fedavg(balanced=true)", "x.py:Foo"):
+        fails(lambda name=name: fedthe.run(methods=[(name, FedAvg())], **small), "cannot be the name")
+    fails(lambda: fedthe.run(methods=["fedthe(search.steps=2,steps=3)"], **small), "one hyperparameter")
+    fails(lambda: fedthe.run("my.toml", methods=["fedavg"]), "config")
+    fails(lambda: fedthe.run(methods=["fedavg"], on_round=3, **small), "on_round")
+    fails(lambda: fedthe.run(methods=["fedavg"], federation=[], **small), "federation")
+
+
+def test_a_run_that_adds_methods_or_seeds_moves_nothing(small):
+    first = fedthe.run(methods=["fedavg"], **small)
+    more = fedthe.run(methods=["fedavg", "fedavg_ft"], **small | {"seeds": [0, 1]})
+    assert more.earlier is None
+    assert more.reused == 1
+    assert set(first.answers) < set(more.answers)
+    less = fedthe.run(methods=["fedavg"], **small)
+    assert less.earlier is not None

@@ -142,3 +142,23 @@ def test_a_network_is_checked_on_the_shape_of_samples():
         Linear(3, (6,)).check(torch.zeros(2, 7))
     with pytest.raises(InputError, match=r"Linear gives features \[2, 5, 4\] for 2 samples, not \[2, 4\]"):
         Linear(3, (6,)).check(torch.zeros(2, 5, 6))
+
+
+def test_defaults_that_no_optimizer_has_are_refused():
+    for wrong in (
+        {"optimizer": "adamw"},
+        {"lr": -1.0},
+        {"optimizer": "adam", "momentum": 0.9},
+        {"weight_decay": float("nan")},
+    ):
+        with pytest.raises(InputError):
+            Defaults(**wrong)
+
+
+def test_a_functions_defaults_are_those_of_what_it_makes():
+    def make(classes, shape):
+        return wrap_module(lambda: MLP(), head="fc")
+
+    make.defaults = Defaults("adam", lr=0.002)
+    made = as_net(make, 3, (12,))
+    assert find_defaults(made) == make.defaults

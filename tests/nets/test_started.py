@@ -164,6 +164,6 @@ def test_a_run_starts_from_a_file(data, tmp_path, path):
     assert make_net(make_config({"init": str(path)}), 3, (3, 16, 16)).init(3)["head"]["out"].tolist() == (
         CNN(3, size=16).init(5)["head"]["out"].tolist()
     )
-    with pytest.raises(InputError, match="No such file"):
+    with pytest.raises(InputError, match="does not exist"):
         fedthe.run(**small, init=str(tmp_path / "no"))
     assert np.isfinite([row.accuracy for row in loaded.rows]).all()

@@ -28,8 +28,7 @@ from fedthe.experiment.work import prepare
 from fedthe.methods import METHODS, compose
 from fedthe.methods.compose import describe
 from fedthe.nets.wrap import wrap_module
-from fedthe.nets.written_out import attend
-from fedthe.nets.written_out import WrittenOut
+from fedthe.nets.written_out import WrittenOut, attend
 from fedthe.store import content_hash
 from fedthe.types import Shard
 from helpers import make_pool

@@ -77,13 +77,16 @@ def compare(
     from ..report.compare import compare, compare_methods, lay_out, list_remarks
     from ..report.gather import gather
     from ..report.page import write_page
+    from ..text import split_list
 
     if (b is None) == (methods is None):
         raise InputError("name two runs, or one run and --methods A,B.")
     page = gather([a] if b is None else [a, b])
     if methods is not None:
-        pair = [each.strip() for each in methods.split(",")]
-        if len(pair) != 2 or len(page.shown) != 1:
+        pair = split_list(methods)
+        if len(page.shown) != 1:
+            raise InputError(f"{a} holds {len(page.shown)} experiments; name one of its folders.")
+        if len(pair) != 2:
             raise InputError(f"--methods takes two methods of one run, such as fedthe,fedavg_ft, not {methods!r}.")
         of_methods = compare_methods(page.shown[0], *pair)
         said, remarks, value = of_methods.lay_out(), [of_methods.explain()], asdict(of_methods)

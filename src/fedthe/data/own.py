@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "val", "test")
 MADE = ("original", "corrupted", "ooc", "mixture", "corrupted_ooc")  # names of tests that every federation has
 RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
+NEARLY = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
 MOST_TESTS = 200  # a stream keeps its source in a byte
 
@@ -155,6 +156,8 @@ def _check_tests(tests: Mapping[str, Sequence[Any]], clients: int) -> None:
     for test, given in tests.items():
         if not isinstance(test, str) or not test.isidentifier():
             raise InputError(f"the name of a test must be a word such as night, not {quote(test)}.")
+        if test in NEARLY:
+            raise InputError(f"{test!r} would be a further test; write {NEARLY[test]} for that split.")
         if test in (*MADE, *SPLITS, *RESERVED):
             raise InputError(f"the name {test!r} has a meaning of its own; choose another name for the test.")
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != clients:

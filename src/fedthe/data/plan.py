@@ -97,6 +97,14 @@ class Federation:
     tests: Mapping[str, tuple[Stream | None, ...]]
     unshifted: Dataset | None = field(default=None, repr=False)  # the dataset before a feature shift between clients
 
+    def __repr__(self) -> str:
+        kind = {"u": "pictures", "f": "samples", "i": "samples of tokens"}[self.pool.x.dtype.kind]
+        tests = ", ".join(f"{name} ({sum(s is not None for s in streams)})" for name, streams in self.tests.items())
+        return (
+            f"<Federation {clean(self.pool.name)}: {len(self.pool):,} {kind} {list(self.pool.x.shape[1:])}, "
+            f"{len(self.pool.classes)} classes, {len(self.clients)} clients; tests (clients): {tests}>"
+        )
+
     @property
     def source(self) -> Dataset:
         """What it was built from, and what federations of other seeds are built from."""
@@ -279,7 +287,8 @@ def _split_held(dataset: Dataset, s: Settings) -> list[Split]:
     if not dataset.clients:
         raise InputError(f"{clean(dataset.pool.name)} does not say which client holds which rows; deal them instead.")
     if len(dataset.clients) != s.clients:
-        raise InputError(f"{clean(dataset.pool.name)} has {len(dataset.clients)} clients, not {s.clients}.")
+        count = len(dataset.clients)
+        raise InputError(f"{clean(dataset.pool.name)} has {count} clients, not {s.clients}; set clients={count}.")
     held = [each.rows for each in dataset.clients]
     return [rows if isinstance(rows, Split) else split_rows(rows, s.seed, k) for k, rows in enumerate(held)]
 

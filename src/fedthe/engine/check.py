@@ -12,13 +12,14 @@ from torch.nn import functional as F
 
 from .. import tree
 from ..errors import Failed
-from ..methods.base import Method
+from ..methods.base import Method, Samples
 from ..methods.checks import WrongMethod
 from ..methods.compose import Parts, Recipe, compose, describe
 from ..nets.net import PictureNet, Start, fan_in
 from ..store import content_hash
 from ..tree import Tree
 from ..types import Shard
+from .evaluate import make_samples
 from .fit import Optimizer
 from .loop import Loop
 from .stack import Stack
@@ -53,7 +54,27 @@ def check_method(recipe: Recipe) -> str:
         f"{name} gives other numbers in the stacked engine than in the loop",
         "ignore rows of the shard that are not `real`, and turn no tensor into a Python number",
     )
+    if method.predictor.window is None and not method.predictor.augments[0]:
+        _check_stream(method, loop)
     return _describe(name, loop)
+
+
+def _check_stream(method: Method, tried: _Tried) -> None:
+    """A predictor without a window answers a whole stream as it answers one sample after another."""
+    shard, mine = _make_shard(0, ROWS[0]), tree.take(tried.deployed, 0)
+    samples = make_samples(method, shard.val_x, (0, "check"))
+    state = method.predictor.begin(method, mine, shard)
+    with torch.no_grad():
+        whole, _ = method.answer(mine, state, samples)
+        rows = []
+        for x in samples.x.split(1):
+            answers, state = method.answer(mine, state, Samples(x, samples.views))
+            rows.append(answers.logits)
+    if not torch.allclose(torch.cat(rows), whole.logits, rtol=NEAR, atol=NEAR):
+        raise WrongMethod(
+            f"{type(method.predictor).__name__} answers a whole stream otherwise than its samples one by one, with the "
+            "state passed on; set `window`, or let each answer depend on samples before it alone."
+        )
 
 
 class _Tried(NamedTuple):

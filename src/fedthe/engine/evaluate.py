@@ -14,6 +14,7 @@ from .. import tree
 from ..data.augment import augmix
 from ..errors import Failed
 from ..methods.base import Method, Samples
+from ..methods.checks import unchanged_state
 from ..tree import Tree
 from ..types import Shard, scale
 from .visit import Answered, Question
@@ -46,10 +47,11 @@ def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> 
     """The answers of one deployed client to a stream."""
     pixels = torch.from_numpy(question.x).to(shard.x.device)
     samples = make_samples(method, pixels, question.path)
-    state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.begin(method, mine, shard))
-    began = time.perf_counter()
-    with torch.no_grad():  # predictors that need a gradient enable it
-        answers, _ = method.answer(mine, state, samples)
+    with unchanged_state(method.predictor, mine):
+        state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.begin(method, mine, shard))
+        began = time.perf_counter()
+        with torch.no_grad():  # predictors that need a gradient enable it
+            answers, _ = method.answer(mine, state, samples)
     logits = to_host(answers.logits)  # waits for the device
     seconds = time.perf_counter() - began
     info = {name: value.cpu().numpy() for name, value in answers.info.items()}
@@ -70,6 +72,12 @@ def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -
         raise Failed(f"{where} has class {labels.max()}, but the logits are of {logits.shape[1]} classes")
     if not answered.finite:
         raise Failed(f"an answer to {where} is not finite")
+    weight = answered.info.get("e", np.zeros(1))
+    if not ((weight >= 0) & (weight <= 1)).all():
+        raise Failed("the column 'e' of a predictor's info is the weight of the global head, from 0 to 1; rename it")
+    for name in ("global", "personal"):
+        if name in answered.info and answered.info[name].dtype.kind not in "iu":
+            raise Failed(f"the column {name!r} of a predictor's info is the class that a head answers; rename it")
     classes, each = answered.classes, np.arange(len(labels))
     centred = logits - logits.max(-1, keepdims=True)
     log_p = centred - np.log(np.exp(centred).sum(-1, keepdims=True))

@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import rng, tree
 from ..errors import is_out_of_memory
 from ..methods.base import Method
+from ..methods.checks import unchanged_state
 from ..tree import Tree
 from ..types import Shard, scale
 from . import client
@@ -214,7 +215,8 @@ class Stack:
 
         mine = tree.take(deployed, of)
         shard = Shard(*(part[of] for part in shards))
-        with torch.no_grad(), lift_convolutions(torch.float32):  # answers are not rounded to bf16
+        # answers are not rounded to bf16
+        with unchanged_state(method.predictor, mine), torch.no_grad(), lift_convolutions(torch.float32):
             state = tree.map_leaves(lambda leaf: leaf.to(self.device), torch.vmap(start)(mine, shard))
             wait(self.device)
             began = time.perf_counter()

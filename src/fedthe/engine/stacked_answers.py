@@ -17,6 +17,7 @@ from .. import rng, tree
 from ..data.augment import augmix_rows
 from ..errors import InputError
 from ..methods.base import Answers, Method, Samples
+from ..methods.checks import unchanged_state
 from ..methods.samples import OneSample, Step, join
 from ..tree import Tree
 from .fit import order_axes
@@ -238,7 +239,7 @@ class Tuner:
         return self._answers.clone()
 
     def _work(self) -> None:
-        with torch.no_grad(), lift_convolutions(self._dtype):
+        with unchanged_state("The predictor", self._mine), torch.no_grad(), lift_convolutions(self._dtype):
             answers = torch.vmap(self._fn)(self._mine, self.seen.movedim(-1, -3), *self._columns)
         if self._answers is None:
             self._answers = torch.empty_like(answers)
@@ -284,7 +285,7 @@ class Scanner:
             answers, after = self._step(mine, state, seen, *columns)
             return {"": answers.logits, **answers.info}, after
 
-        with torch.no_grad(), lift_convolutions(torch.float32):
+        with unchanged_state("The predictor", self._mine), torch.no_grad(), lift_convolutions(torch.float32):
             answers, after = torch.vmap(one)(self._mine, self.state, self.seen.movedim(-1, -3), *self._columns)
         for name, answer in answers.items():
             self._answers.setdefault(name, torch.empty_like(answer)).copy_(answer)

@@ -321,7 +321,7 @@ def make_room(folder: Path, config: Config) -> Path | None:
         before = make_config(records.read_json(folder / "config.json") or {})
     except (InputError, TypeError, AttributeError):
         before = None  # of another version, or damaged
-    if not (folder / "summary.json").exists() or (before is not None and config.measures_as(before)):
+    if not (folder / "summary.json").exists() or (before is not None and config.adds_to(before)):
         return None
     return _move_results(folder)
 

@@ -25,12 +25,12 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
     """Run an experiment whose methods and federations `prepare` has made."""
     began, config = time.perf_counter(), works[0].config
     folder = config.folder
-    earlier = make_room(folder, config)
     about = {
         "config.json": config.as_dict(),
         "environment.json": records.describe_environment(works[0].engine),
         **{f"manifest-{work.run.seed}.json": work.federation.manifest for work in works},
     }
+    earlier = make_room(folder, config)  # after all that may refuse the settings
     if not (folder / "summary.json").exists():  # else results of the same settings stay until there are new ones
         for name, value in about.items():
             store.write_json(folder / name, value)

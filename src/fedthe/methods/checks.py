@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from .base import Method, Personal, Rounds
 
 
+# Columns that all samples have; predictors add others.
+COLUMNS = ("method", "seed", "test", "client", "sample", "label", "answer", "right", "probability", "truth")
+
+
 class WrongMethod(InputError):
     """A sentence that names the class at fault."""
 
@@ -129,8 +133,12 @@ def check_answers(part: object, state: Tree, found: Any, samples: int, classes: 
     answers, after = found
     check_logits(part, "answer", answers.logits, samples, classes)
     for name, column in answers.info.items():
-        if not isinstance(column, Tensor) or column.shape[:1] != (samples,):
-            raise WrongMethod(f"{who} must give info[{name!r}] as a tensor with one row per sample.")
+        if not isinstance(column, Tensor) or column.shape != (samples,):
+            raise WrongMethod(f"{who} must give info[{name!r}] as a tensor with one number per sample.")
+        if "/" in name:
+            raise WrongMethod(f"{who} gives info[{name!r}]; the name of a column must not have a slash.")
+        if name in COLUMNS:
+            raise WrongMethod(f"{who} gives info[{name!r}], but samples have a column of that name; choose another.")
     check_tree(f"the state that {who} returns", after)
     fault = tree.find_fault(tree.flatten(state), tree.flatten(after))
     if fault is not None:
@@ -222,3 +230,14 @@ def check_optimizer(method: Method, optimizer: Optimizer) -> None:
         has = f"momentum {optimizer.momentum:g}" if optimizer.name == "sgd" else optimizer.name
         who = type(method.rounds).__name__
         raise WrongMethod(f"{who} is defined for plain SGD, not for {has}; set optimizer=sgd and momentum=0.")
+
+
+@contextmanager
+def unchanged_state(part: object, mine: Tree) -> Iterator[None]:
+    """Refuse changes in place to what a client deployed: other streams and methods read the same tensors."""
+    before = {name: (leaf, leaf._version) for name, leaf in tree.flatten(mine).items()}
+    yield
+    for name, (leaf, version) in before.items():
+        if leaf._version != version:
+            who = part if isinstance(part, str) else _name(part, "answer")
+            raise WrongMethod(f"{who} changes {name} of `mine` in place; return new tensors.")

@@ -42,6 +42,8 @@ def _name(given: Any) -> tuple[Spec, Recipe | None]:
         spec, recipe = _name(given[0])
         return spec.vary(given[1]), recipe
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        if parse_spec(given[0]) != Spec(given[0]):
+            raise InputError(f"{quote(given[0])} cannot be the name of a method; use letters, digits, _ and -.")
         return Spec(given[0]), given[1]
     parts = given if isinstance(given, tuple) else (given,)
     kinds = [part if isinstance(part, type) else type(part) for part in parts]

@@ -13,7 +13,7 @@ from ..nets.make import check_net, find_defaults
 from ..nets.net import Net
 from ..plugins import is_file_spec, load_object
 from ..specs import LONGEST, Spec
-from ..text import find_nearest, quote
+from ..text import find_nearest, flatten, quote
 from . import METHODS, STUDIES
 from .base import Method, Personal, Rounds
 from .compose import Parts, Recipe, arrange
@@ -85,6 +85,7 @@ def find_recipe(spec: Spec, recipes: Recipes | None = None) -> Recipe:
 def set_hyper(parts: Parts, given: Mapping[str, Any], name: str) -> Parts:
     """Change hyperparameters of a method, each named by the end of its dotted path, as much of it as is unique."""
     is_one = isinstance(parts.personal, Rounds) and parts.personal == parts.rounds
+    done: dict[str, str] = {}  # by path: the key
     for key, setting in given.items():
         paths = [path for path in list_hyper(parts) if not (is_one and path.startswith("personal."))]
         found = [path for path in paths if f".{path}".endswith(f".{key}")]
@@ -94,7 +95,16 @@ def set_hyper(parts: Parts, given: Mapping[str, Any], name: str) -> Parts:
         if len(found) > 1:
             ways = " or ".join(".".join(path.split(".")[-2:]) for path in found)
             raise InputError(f"{name} has several hyperparameters {key!r}; write {ways}.")
-        parts = _set_one(parts, found[0].split("."), setting)
+        if found[0] in done:
+            raise InputError(f"{name}: {done[found[0]]} and {key} are one hyperparameter; set it once.")
+        done[found[0]] = key
+        try:
+            parts = _set_one(parts, found[0].split("."), setting)
+        except InputError:
+            raise
+        except Exception as error:  # of the user's own class
+            why = flatten(f"{type(error).__name__}: {error}", 200)
+            raise InputError(f"{name} cannot have {key}={setting!r} ({why}).") from error
         if is_one and isinstance(parts.rounds, Personal):
             parts = replace(parts, personal=parts.rounds)
     return parts

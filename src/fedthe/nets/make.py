@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,6 +17,7 @@ from .net import Defaults as Defaults
 from .net import Net, PictureNet
 from .standardized import Standardized, standardize
 from .started import Started, start_from_file
+from .wrap import Wrapped
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -103,8 +105,12 @@ def as_net(value: Any, classes: int, shape: Sequence[int], name: str | None = No
     elif isinstance(value, Net | nn.Module) or not callable(value) or _is_module_class(value):
         net = value
     else:
-        with explain(f"{name} cannot be made for {classes} classes and samples of shape {list(shape)}"):
+        call = f"{name} cannot be made for {classes} classes and samples of shape {list(shape)}"
+        with explain(call, f"define it as {str(name).rpartition(':')[2]}(classes, shape)"):
             net = value(classes, shape)
+    asked = getattr(value, "defaults", None)
+    if isinstance(net, Wrapped) and net is not value and isinstance(asked, Defaults) and net.defaults == Defaults():
+        net = replace(net, defaults=asked)  # those of the function that made it
     if isinstance(net, nn.Module) or _is_module_class(net):
         raise InputError(f"{name} is a torch module; make it a network with fedthe.wrap_module(module, head=NAME).")
     if not isinstance(net, Net):

@@ -32,6 +32,16 @@ class Defaults:
     weight_decay: float = 5e-4
     search_lr: float | None = None  # of FedTHE's search for e; None: the method's
 
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adam"):
+            raise InputError(f"optimizer must be sgd or adam, not {self.optimizer!r}.")
+        if self.optimizer == "adam" and self.momentum:
+            raise InputError("adam takes no momentum; leave it out.")
+        for name in ("lr", "momentum", "weight_decay", "search_lr"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"{name} must be a finite number that is not negative, not {value!r}.")
+
 
 @dataclass(frozen=True)
 class Start:

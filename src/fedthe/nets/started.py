@@ -71,7 +71,12 @@ def start_from_file(net: Net, path: Path | str) -> Started:
     leaves = {name: start.shape for name, start in net.starts().items()}
     constants = dict(list_constants(net.module)) if isinstance(net, Wrapped) else {}
     names = {leaf: _name_in_file(net, leaf) for leaf in leaves}  # by leaf
-    with foreign.explain(f"{foreign.show_path(path)} is not a readable safetensors file", "write or fetch it again"):
+    if not path.exists():
+        raise InputError(f"{foreign.show_path(path)} does not exist.")
+    with foreign.explain(
+        f"{foreign.show_path(path)} is not a readable safetensors file",
+        "write it with safetensors.torch.save_file(module.state_dict(), PATH)",
+    ):
         shapes = _read_shapes(path)
     what = foreign.show_path(path)
     wanted = _pick_leaves(what, shapes, leaves, names)

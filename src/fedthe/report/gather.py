@@ -17,6 +17,7 @@ from ..experiment.results import NO_EXAMPLES, Results
 from ..experiment.samples import read_samples
 from ..experiment.tables import Means, Samples, find_calibration_errors, find_short_streams, list_clients
 from ..names import name_method, name_test
+from ..nets import NETS
 from ..statistics import deviation, mean_of_worst
 from ..study.draw import describe_settings
 from ..study.reproduce import FREE, find_comparable, list_unchecked, say_unchecked, time_samples
@@ -324,5 +325,11 @@ def write_call(config: Config) -> str:
     """The Python call that repeats a run, with every setting that is not the default."""
     default = Config()
     names = [each.name for each in fields(Config) if each.name != "out"]
-    given = [f"{name}={value!r}" for name in names if (value := getattr(config, name)) != getattr(default, name)]
-    return f"fedthe.run({', '.join(given)})"
+    given = {name: repr(value) for name in names if (value := getattr(config, name)) != getattr(default, name)}
+    if config.net not in NETS and ":" not in config.net:
+        given["net"] = "..."  # it was given as an object
+    if config.partition == "given" and ":" not in config.dataset:
+        for name in ("dataset", "partition", "clients"):
+            given.pop(name, None)
+        given = {"federation": "..."} | given
+    return f"fedthe.run({', '.join(f'{name}={value}' for name, value in given.items())})"

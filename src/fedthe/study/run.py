@@ -16,6 +16,7 @@ from ..methods.compose import Recipe
 from ..methods.given import Given, name_methods
 from ..nets.net import Net
 from ..progress.events import RoundListener, hearing_rounds
+from ..text import quote
 from .sweep import Sweep, Swept, plan_sweep, run_sweep
 
 
@@ -67,6 +68,10 @@ def run(
         sweep: values by key: {"alpha": [0.05, 0.1]}. The result is a `fedthe.Sweep`.
         settings: keys of a config file, which override those of `config`. `fedthe settings` lists them.
     """
+    if config is not None and not isinstance(config, Config):
+        raise InputError(f"config must be a fedthe.Config, not {quote(config)}; `fedthe run FILE` reads a file.")
+    if on_round is not None and not callable(on_round):
+        raise InputError(f"on_round must be a function of a fedthe.Round, not {quote(on_round)}.")
     if federation is not None and not isinstance(federation, Federation):
         raise InputError(f"federation must be a fedthe.Federation, not a {type(federation).__name__}.")
     recipes: dict[str, Recipe] = {}

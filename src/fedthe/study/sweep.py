@@ -122,7 +122,12 @@ class Sweep:
 
     def table(self) -> dict[str, dict[str, float]]:
         """Accuracy in percent by variant and test: the mean over clients, then over seeds."""
-        return {row.label: {test: mean for test, (mean, _) in row.scores.items()} for row in self.rows}
+        rows = self.rows
+        twice = {row.label for row in rows if sum(each.label == row.label for each in rows) > 1}
+        names = [f"{row.label} ({row.method})" if row.label in twice else row.label for row in rows]
+        return {
+            name: {test: mean for test, (mean, _) in row.scores.items()} for name, row in zip(names, rows, strict=True)
+        }
 
     def records(self) -> list[dict[str, Any]]:
         """One for each variant and test, as in sweep.csv."""
@@ -188,8 +193,10 @@ def plan_sweep(config: Config, sweep: Swept, recipes: Recipes | None = None, net
     cases = []
     for values in product(*settings.values()):
         chosen = dict(zip(settings, values, strict=True))
+        made = make_config(whole.as_dict() | chosen)
+        chosen = {key: getattr(made, key) for key in settings}  # as plain values, which a Path is not
         place = {"out": str(config.folder / _name_folder(chosen))} if chosen else {}
-        cases.append(Case(chosen, make_config(whole.as_dict() | chosen | place)))
+        cases.append(Case(chosen, make_config(made.as_dict() | place)))
     return Plan(config, tuple(swept), variants, tuple(cases))
 
 
@@ -238,8 +245,9 @@ def write_sweep(sweep: Sweep) -> None:
             warnings.warn(f"sweep.png could not be drawn: {flatten(error, 200)}.", stacklevel=2)
 
 
-def read_sweep(folder: Path) -> Sweep:
-    """What `run_sweep` returned, from the files that it left."""
+def read_sweep(folder: Path | str) -> Sweep:
+    """What `fedthe.run` returned for a sweep, from the folder that it left."""
+    folder = Path(folder)
     found = store.read_sealed(folder / "sweep.json")
     if found is None:
         raise InputError(f"{folder} holds no finished sweep; `fedthe run ... sweep.KEY=VALUES` makes one.")
