@@ -489,6 +489,13 @@ class InPlaceAnswer(Predictor):
         return Answers(logits), state
 
 
+@wrong("info with several numbers per sample", "WideInfo.answer gives info['all'] with several numbers per sample")
+class WideInfo(Predictor):
+    def answer(self, method, mine, state, samples):
+        logits = method.logits(mine, samples.x)
+        return Answers(logits, {"all": logits}), state
+
+
 @wrong("info of a reserved name", "TakenInfo.answer gives info['label'], but samples have a column of that name")
 class TakenInfo(Predictor):
     def answer(self, method, mine, state, samples):

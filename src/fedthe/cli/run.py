@@ -67,6 +67,9 @@ def run(
     example: Annotated[bool, typer.Option("--example", help="Print an example config file, and run nothing.")] = False,
     tensorboard: Tensorboard = None,
     mlflow: Mlflow = None,
+    by_client: Annotated[
+        bool, typer.Option("--by-client", help="The dataset's folder holds a folder per client: by_client=true.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or resume one that was stopped.
@@ -80,7 +83,7 @@ def run(
 
     if example:
         return print(read_example(), end="")
-    words = list(overrides or ())
+    words = [*(overrides or ()), *(["by_client=true"] if by_client else [])]
     if config is not None and "=" in config and not Path(config).exists():
         words, config = [config, *words], None
     if config is None and not words:

@@ -19,7 +19,7 @@ from ..nets.net import PictureNet, Start, fan_in
 from ..store import content_hash
 from ..tree import Tree
 from ..types import Shard
-from .evaluate import make_samples
+from .evaluate import check_columns, make_samples
 from .fit import Optimizer
 from .loop import Loop
 from .stack import Stack
@@ -90,7 +90,10 @@ def _try(method: Method, engine: Engine) -> _Tried:
     clients, progress = range(len(shards)), train(method, shards, SETTINGS, 0, engine=engine)
     deployed = deploy_some(method, Run(0, shards), SETTINGS, progress, engine, clients)
     questions = [Question(k, shards[k].val_x.numpy(), (0, "check", k)) for k in clients]
-    return _Tried(progress, deployed, np.stack([a.classes for a in engine.answer(method, deployed, shards, questions)]))
+    answers = engine.answer(method, deployed, shards, questions)
+    for each in answers:
+        check_columns(method, each)
+    return _Tried(progress, deployed, np.stack([each.classes for each in answers]))
 
 
 def _compare(one: _Tried, other: _Tried, near: float, what: str, way_out: str) -> None:

@@ -63,6 +63,14 @@ def to_host(logits: Tensor) -> np.ndarray:
     return logits.detach().cpu().double().numpy()
 
 
+def check_columns(method: Method, answered: Answered) -> None:
+    """Refuse columns of info that cannot be filed; to look inside a predictor, they may be of any shape."""
+    for name, column in answered.info.items():
+        if column.ndim != 1:
+            who = type(method.predictor).__name__
+            raise Failed(f"{who}.answer gives info[{name!r}] with several numbers per sample; give one")
+
+
 def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -> Scores:
     logits, where = answered.logits, "/".join(map(str, path))
     if logits.ndim != 2 or len(logits) != len(labels):

@@ -22,7 +22,7 @@ from ..config import Config
 from ..corruptions import CORRUPTION_VERSION
 from ..data.plan import Federation, build
 from ..data.pool import Dataset
-from ..engine.evaluate import answer_one, score
+from ..engine.evaluate import answer_one, check_columns, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
 from ..engine.shards import Shards
@@ -250,6 +250,7 @@ class Work:
             answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
         scored = {}
         for (test, k), question, truth, answered in zip(places, asked, labels, answers, strict=True):
+            check_columns(method, answered)
             scores = score(answered, truth, question.path)
             ms = 1000 * scores.seconds / len(truth)
             right = int(scores.right.sum())

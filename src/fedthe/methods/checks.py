@@ -133,7 +133,7 @@ def check_answers(part: object, state: Tree, found: Any, samples: int, classes: 
     answers, after = found
     check_logits(part, "answer", answers.logits, samples, classes)
     for name, column in answers.info.items():
-        if not isinstance(column, Tensor) or column.shape != (samples,):
+        if not isinstance(column, Tensor) or column.shape[:1] != (samples,):
             raise WrongMethod(f"{who} must give info[{name!r}] as a tensor with one number per sample.")
         if "/" in name:
             raise WrongMethod(f"{who} gives info[{name!r}]; the name of a column must not have a slash.")

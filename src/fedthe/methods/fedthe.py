@@ -21,11 +21,11 @@ class HeadEnsemble(Predictor):
     """Algorithm 2. `then=Memo(...)` makes it FedTHE+; the other settings are the paper's ablations."""
 
     needs: ClassVar[tuple[str, ...]] = ("personal", "descriptor", "own_descriptor")
-    alpha: float = 0.1
-    beta: float = 0.1  # the paper's footnote corrects the 0.3 that its appendix still prints
+    alpha: float = 0.1  # how fast the history of features moves towards the newest sample
+    beta: float = 0.1  # the share of a sample's own feature in the smoothed one (a footnote corrects the paper's 0.3)
     search: Search = Search()
-    weighting: Weighting = "slw"
-    history: bool = True
+    weighting: Weighting = "slw"  # of entropy and distance: by similarity, or an ablation: fa, em, half
+    history: bool = True  # features are smoothed over the stream
     batch: int = 1  # samples that share one e; more than 1 is the paper's batch-wise variant
     then: Memo | None = None
 

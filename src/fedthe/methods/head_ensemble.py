@@ -39,11 +39,11 @@ class Ensemble(NamedTuple):
 class Search:
     """How e is searched: steps of Adam from e = 0.5."""
 
-    steps: int = 20
+    steps: int = 20  # of Adam
     lr: float = 0.1  # 0.01 for CCT4
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    beta1: float = 0.9  # of Adam
+    beta2: float = 0.999  # of Adam
+    eps: float = 1e-8  # of Adam
 
     def __post_init__(self) -> None:
         if not (_is_whole(self.steps) and self.steps >= 0 and _is_within(self.lr, 0, LARGEST) and self.lr > 0):
