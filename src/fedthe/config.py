@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from itertools import pairwise
@@ -160,9 +160,8 @@ class Config:
         return self.settings(self.seeds[0]).clients
 
     def settings(self, seed: int) -> Settings:
-        names = "clients dirichlet partition shards feature_shift feature_severity severity frost"
-        names += " train_fraction test_fraction"
-        given = {name: value for name in names.split() if (value := getattr(self, name)) is not None}
+        names = [each.name for each in fields(Settings) if each.name != "seed"]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Settings(**given, seed=seed)
 
     def filled(self) -> Config:

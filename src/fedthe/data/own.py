@@ -11,6 +11,7 @@ import numpy as np
 from .. import store
 from ..errors import InputError
 from ..foreign import show_path
+from ..names import TEST_NAMES
 from ..text import clean, find_nearest, is_plain, quote
 from .partition import MIN_ROWS, Split
 from .pool import Dataset, Holding, Pool
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .plan import Federation
 
 SPLITS = ("train", "val", "test")
-MADE = ("original", "corrupted", "ooc", "mixture", "corrupted_ooc")  # names of tests that every federation has
 RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
 NEARLY = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
@@ -121,10 +121,10 @@ def save(federation: Federation, path: Path | str) -> Path:
     splits: list[str] = []
 
     def put(pool: Pool, rows: np.ndarray, client: str, split: str) -> None:
-        for column, values in ((x, pool.x[rows]), (labels, pool.labels[rows])):
-            column.append(values)
-        for words, word in ((clients, client), (splits, split)):
-            words.extend([word] * len(rows))
+        x.append(pool.x[rows])
+        labels.append(pool.labels[rows])
+        clients.extend([client] * len(rows))
+        splits.extend([split] * len(rows))
 
     for each in holdings:
         if isinstance(each.rows, Split):
@@ -158,7 +158,7 @@ def _check_tests(tests: Mapping[str, Sequence[Any]], clients: int) -> None:
             raise InputError(f"the name of a test must be a word such as night, not {quote(test)}.")
         if test in NEARLY:
             raise InputError(f"{test!r} would be a further test; write {NEARLY[test]} for that split.")
-        if test in (*MADE, *SPLITS, *RESERVED):
+        if test in (*TEST_NAMES, *SPLITS, *RESERVED):
             raise InputError(f"the name {test!r} has a meaning of its own; choose another name for the test.")
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != clients:
             raise InputError(f"the test {test} must have one entry for each of {clients} clients; None for no test.")
@@ -169,10 +169,7 @@ def _check_tests(tests: Mapping[str, Sequence[Any]], clients: int) -> None:
 def _read_client(k: int, given: Any) -> dict[str, Rows]:
     """By split; "all" for rows that are not split."""
     if not (isinstance(given, Mapping) and set(given) & set(SPLITS)):
-        rows = read_rows(f"client {k}", given)
-        if len(rows.x) < MIN_ROWS:
-            raise InputError(f"client {k} has {len(rows.x)} rows, too few to split 60/20/20; {MIN_ROWS} are needed.")
-        return {"all": rows}
+        return {"all": read_rows(f"client {k}", given)}
     for part in SPLITS:
         if part not in given:
             raise InputError(f"client {k} has no {part!r}; give train, val and test, or (x, y) to be split.")
