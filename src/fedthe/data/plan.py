@@ -23,6 +23,8 @@ from .partition import PARTITIONS, USE_DIRICHLET, Partition, Split, check_dirich
 from .pool import Dataset, Pool
 from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
 
+OWN_PARTS = (("original", CLEAN), ("corrupted", CORRUPTED))  # tests on the same rows
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -306,16 +308,26 @@ def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federa
     for i, (name, hands) in enumerate(dealt.items()):
         tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in hands]
     tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
-    # collected first, so that the mixture does not become a part of itself
-    parts = [[streams[k] for streams in tests.values()] for k in range(len(splits))]
     tests["mixture"] = [
-        shifts.mix([part for part in mine if part is not None], (s.seed, "mixture", k)) for k, mine in enumerate(parts)
+        shifts.mix(
+            _part_mixture({name: streams[k] for name, streams in tests.items()}, s.seed, k), (s.seed, "mixture", k)
+        )
+        for k in range(len(splits))
     ]
     if pool.is_pictures:
         tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
     shifted = shift_features(dataset, s, [split.rows for split in splits], dealt)
     before = None if shifted is dataset else dataset
     return Federation(shifted, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()}, before)
+
+
+def _part_mixture(tests: Mapping[str, Stream | None], seed: int, k: int) -> list[Stream]:
+    """What client k's mixture is drawn from: its other tests, where no row is both clean and corrupted."""
+    parts = {name: stream for name, stream in tests.items() if stream is not None}
+    if "corrupted" in parts:
+        halves = shifts.halve(parts["original"].rows, (seed, "mixture", k, "halves"))
+        parts |= {name: shifts.stream(source, rows) for (name, source), rows in zip(OWN_PARTS, halves, strict=True)}
+    return list(parts.values())
 
 
 def _deal_natural(dataset: Dataset, name: str, counts: np.ndarray, s: Settings) -> list[np.ndarray]:

@@ -74,9 +74,18 @@ def apportion(total: int, weights: np.ndarray) -> np.ndarray:
     return np.asarray(shares)
 
 
-def mix(parts: list[Stream], key: tuple[int | str, ...]) -> Stream:
-    """As many samples of each part as the smallest has, in random order."""
+def halve(rows: np.ndarray, key: tuple[int | str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Two random halves without a row in common; the first has one more of an odd number."""
+    order = rng.shuffled(rng.key(*key), len(rows))
+    middle = (len(rows) + 1) // 2
+    return rows[order[:middle]], rows[order[middle:]]
+
+
+def mix(parts: list[Stream], key: tuple[int | str, ...]) -> Stream | None:
+    """As many samples of each part as the smallest has, in random order; None if that has none."""
     size = min(len(part) for part in parts)
+    if not size:
+        return None
     taken = [part.take(rng.choose(rng.key(*key, i), len(part), size)) for i, part in enumerate(parts)]
     order = rng.shuffled(rng.key(*key, "order"), size * len(parts))
     return Stream(np.concatenate([t.source for t in taken]), np.concatenate([t.rows for t in taken])).take(order)
