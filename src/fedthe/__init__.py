@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .methods.base import Rounds as Rounds
     from .methods.head_ensemble import head_ensemble as head_ensemble
     from .methods.predictor import Predictor as Predictor
+    from .methods.regime import Regimes as Regimes
+    from .methods.regime import regime_ensemble as regime_ensemble
     from .nets import NETS as NETS
     from .nets.net import Defaults as Defaults
     from .nets.net import Net as Net
@@ -61,6 +63,8 @@ _HOMES = {
     "Rounds": ".methods.base",
     "Predictor": ".methods.predictor",
     "head_ensemble": ".methods.head_ensemble",
+    "Regimes": ".methods.regime",
+    "regime_ensemble": ".methods.regime",
     "run": ".study.run",
     "Round": ".progress.events",
     "Sweep": ".study.sweep",

@@ -22,6 +22,7 @@ METHOD_NAMES = {
     "tsa": "TSA",
     "fedthe": "FedTHE",
     "fedthe_plus": "FedTHE+",
+    "fedthe_regime": "FedTHE, regime filter",
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
     "fedper": "FedPer",
@@ -29,7 +30,7 @@ METHOD_NAMES = {
     "fedbabu": "FedBABU",
     "pfedme": "pFedMe",
 }
-OURS = ("fedthe", "fedthe_plus")
+OURS = ("fedthe", "fedthe_plus", "fedthe_regime")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network
 TEST_NAMES = {
     "original": "original",

@@ -22,12 +22,14 @@ from .memo import Memo
 from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
 from .probing import Probe
+from .regime_filter import RegimeFilter
 from .scaffold import Scaffold
 from .t3a import T3A
 from .term import TERM
 from .tsa import TSA
 from .ttt import TTT, Online
 from .two_heads import TwoHeads
+from .views import Views
 
 __all__ = ["ABLATIONS", "METHODS", "STUDIES", "Method", "compose"]
 
@@ -52,6 +54,7 @@ METHODS: dict[str, Recipe] = {
     "tsa": (FedAvg(balanced=True), TwoHeads(), TSA()),
     "fedthe": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble()),
     "fedthe_plus": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble(then=Memo(views=16))),
+    "fedthe_regime": (FedAvg(balanced=True), TwoHeads(), RegimeFilter()),
     # not in the paper's tables: one global model
     "fedprox": FedProx(),
     "scaffold": Scaffold(),
@@ -61,9 +64,13 @@ METHODS: dict[str, Recipe] = {
     "fedbabu": (FedBABU(), FineTune()),
     "pfedme": PFedMe(),
 }
-# The rows of the paper's ablation, ablation_1 to ablation_16, and ways to fine-tune what FedAvg pre-trained.
+# The rows of the paper's ablation, ablation_1 to ablation_16; the regime filter with more passes per sample; ways to
+# fine-tune what FedAvg pre-trained.
 STUDIES: dict[str, Recipe] = {
     **{f"ablation_{name[1 : name.index(')')]}": recipe for name, recipe in ABLATIONS.items()},
+    "regime_mirror": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(then=Views())),
+    "regime_views": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(then=Views(shift=2))),
+    "regime_memo": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(then=Memo(views=16))),
     "probe_lp": Probe("lp"),
     "probe_ft": Probe("ft"),
     "probe_lpft": Probe("lpft"),

@@ -12,21 +12,20 @@ size, so the rounding of float32 could decide which head is trusted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .arrays import LARGEST, check_alike, is_whole, is_within, show_shapes, take, widen
+from .scans import remember
 
 Weighting = Literal["slw", "fa", "em", "half"]  # by similarity (the paper's choice), or one of its ablations
 BLOCK = 128  # samples whose history is computed at a time: few enough to stay in a processor's cache
-LARGEST = 1e100  # the largest magnitude of an input: sums of squares of such numbers still fit into float64
 
 
 class Ensemble(NamedTuple):
@@ -46,13 +45,13 @@ class Search:
     eps: float = 1e-8  # of Adam
 
     def __post_init__(self) -> None:
-        if not (_is_whole(self.steps) and self.steps >= 0 and _is_within(self.lr, 0, LARGEST) and self.lr > 0):
+        if not (is_whole(self.steps) and self.steps >= 0 and is_within(self.lr, 0, LARGEST) and self.lr > 0):
             raise InputError(
                 f"steps must be a whole number that is not negative, and lr positive and at most {LARGEST:g}, "
                 f"but they are {self.steps!r} and {self.lr!r}."
             )
-        if not all(_is_within(value, 0, 1) and value < 1 for value in (self.beta1, self.beta2)) or not (
-            _is_within(self.eps, 0, LARGEST) and self.eps > 0
+        if not all(is_within(value, 0, 1) and value < 1 for value in (self.beta1, self.beta2)) or not (
+            is_within(self.eps, 0, LARGEST) and self.eps > 0
         ):
             raise InputError(
                 f"beta1 and beta2 must be from 0 to below 1, and eps positive, "
@@ -85,7 +84,7 @@ def head_ensemble(
     They are always finite: a derivative that overflows, as it can where the search starts at a maximum of its loss, is
     clamped. `.history` is detached, so that a stream does not keep the graphs of earlier calls.
     """
-    if not (_is_within(alpha, 0, 1) and _is_within(beta, 0, 1)):
+    if not (is_within(alpha, 0, 1) and is_within(beta, 0, 1)):
         raise InputError(f"alpha and beta must be from 0 to 1, but they are {alpha!r} and {beta!r}.")
     search = Search(steps, lr)
     given = {
@@ -95,9 +94,9 @@ def head_ensemble(
         "global_descriptor": global_descriptor,
         "local_descriptor": local_descriptor,
     } | ({} if history is None else {"history": history})
-    tensors = {name: _take(name, value) for name, value in given.items()}
+    tensors = {name: take("head_ensemble", name, value) for name, value in given.items()}
     _check(tensors)
-    h, of_global, of_local, d_global, d_local, *before = (_widen(tensor) for tensor in tensors.values())
+    h, of_global, of_local, d_global, d_local, *before = (widen(tensor) for tensor in tensors.values())
     smoothed, last = smooth(h, before[0] if before else None, float(alpha), float(beta))
     weight = find_weight(of_global, of_local, measure_gap(smoothed, d_global, d_local), search)
     dtype = tensors["features"].dtype
@@ -129,23 +128,9 @@ def smooth(features: Tensor, history: Tensor | None, alpha: float, beta: float) 
     last = (features[0] if history is None else history).double()
     smoothed = []
     for h in features.split(BLOCK):
-        before, last = _remember(h.double(), last, alpha)
+        before, last = remember(h.double(), last, alpha)
         smoothed.append(beta * h.double() + (1 - beta) * before)
     return torch.cat(smoothed), last
-
-
-def _remember(h: Tensor, last: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """The history before each sample of h [n, d], and after the last one.
-
-    A scan by doubling: each pass lets every row reach back twice as far. A row only adds earlier ones to itself, so a
-    NaN never reaches the rows before it, as it would in a product with a triangular matrix: 0 * NaN is NaN.
-    """
-    keep, reach = 1 - alpha, 1
-    after = torch.cat([alpha * h[:1] + keep * last, alpha * h[1:]])
-    while reach < len(h):
-        after = torch.cat([after[:reach], torch.add(after[reach:], after[:-reach], alpha=keep**reach)])
-        reach *= 2
-    return torch.cat([last[None], after[:-1]]), after[-1]
 
 
 def measure_gap(smoothed: Tensor, global_descriptor: Tensor, local_descriptor: Tensor) -> Tensor:
@@ -218,95 +203,14 @@ def _weigh_losses(
     return lam, 1 - lam
 
 
-def _widen(value: Tensor) -> Tensor:
-    wide: Tensor = _Widen.apply(value)  # type: ignore[no-untyped-call]
-    return wide
-
-
-class _Widen(torch.autograd.Function):
-    """float64 on the way in; on the way back the type given, and finite."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(value: Tensor) -> Tensor:
-        return value.to(torch.float64, copy=True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.dtype = inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        limit = torch.finfo(ctx.dtype).max
-        return gradient.nan_to_num(nan=0.0).clamp(-limit, limit).to(ctx.dtype)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral)
-
-
-def _is_within(value: object, low: float, high: float) -> bool:
-    try:
-        return isinstance(value, Real) and low <= float(value) <= high
-    except OverflowError:
-        return False
-
-
-def _take(name: str, value: object) -> Tensor:
-    """A dense tensor as it is, or an array as a tensor."""
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        native = value.dtype.newbyteorder("=")
-        if native not in (np.float32, np.float64):
-            raise InputError(_say_types(f"{name} is {value.dtype}"))
-        # torch knows no other byte order and no negative stride, and warns of what is read-only: so a copy
-        return torch.from_numpy(np.array(value, native, order="C"))
-    if not isinstance(value, Tensor):
-        raise InputError(
-            f"head_ensemble needs torch tensors or NumPy arrays, but {name} is a {type(value).__name__}; "
-            f"convert it, for example with torch.tensor({name})."
-        )
-    if value.layout != torch.strided or value.is_nested:
-        raise InputError(f"head_ensemble needs dense tensors, but {name} is sparse or nested; pass a dense copy.")
-    if value.is_meta:
-        raise InputError(f"head_ensemble needs numbers, but {name} is on the meta device and holds none.")
-    return value
-
-
-def _say_types(fault: str) -> str:
-    way_out = 'use .float(), or .astype("float32") in NumPy'
-    return f"head_ensemble needs float32 or float64, the same throughout, but {fault}; {way_out}."
-
-
 def _check(given: dict[str, Tensor]) -> None:
     """Refuse shapes, types, devices and numbers that do not go together."""
     n, d = given["features"].shape if given["features"].ndim == 2 else (0, 0)
     classes = given["global_logits"].shape[1] if given["global_logits"].ndim == 2 else 0
     wanted = {"features": (n, d), "global_logits": (n, classes), "local_logits": (n, classes)}
     if not (n and d and classes and all(value.shape == wanted.get(name, (d,)) for name, value in given.items())):
-        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in given.items())
         raise InputError(
             "head_ensemble needs features [n, d], two logits [n, classes], two descriptors [d] and a history of None "
-            f"or [d], none of them empty, but got {shapes}."
+            f"or [d], none of them empty, but got {show_shapes(given)}."
         )
-    features = given["features"]
-    for name, value in given.items():
-        if value.dtype not in (torch.float32, torch.float64):
-            raise InputError(_say_types(f"{name} is {_name(value)}"))
-        if value.dtype != features.dtype and name != "history":  # which is float64 in any stream
-            raise InputError(_say_types(f"features is {_name(features)} and {name} {_name(value)}"))
-        if value.device != features.device:
-            raise InputError(
-                f"head_ensemble needs everything on one device, but features is on {features.device} and {name} on "
-                f"{value.device}; move it, for example with .to(features.device)."
-            )
-    for name, value in given.items():
-        size = float(value.detach().abs().amax())
-        if not math.isfinite(size):
-            raise InputError(f"head_ensemble needs finite numbers, but {name} holds inf or nan.")
-        if size > LARGEST:
-            raise InputError(f"head_ensemble needs numbers of at most {LARGEST:g}, but {name} holds one of {size:g}.")
-
-
-def _name(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+    check_alike("head_ensemble", given, wide=["history"])  # which is float64 in any stream

@@ -1,0 +1,226 @@
+"""The regime filter: is this sample from the client's own mix of classes, or from everybody's?
+
+FedTHE searches the weight of its two heads. Here the weight follows from Bayes' rule. The global head is trained with
+balanced softmax, so its probabilities p(y|x) belong to equally frequent classes and are, up to a constant, the
+likelihoods p(x|y). So C * sum_y mix(y) p(y|x) says how much better a class mix explains a sample than equal classes do.
+
+Two hypotheses are followed along the stream. The first is the regime: hardly any, most or nearly all samples are the
+client's own. The second is whether recent answers predict the classes better than the regime does, as in a stream that
+shows one class after another. Both are forward filters, so a whole stream is one batched computation, in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..tree import Tree
+from .arrays import check_alike, is_within, show_shapes, take, widen
+from .scans import filter_forward, remember
+
+STATE = ("regimes", "recent", "mix")
+
+
+class RegimeEnsemble(NamedTuple):
+    probabilities: Tensor  # [n, classes]
+    own: Tensor  # [n]: how probable it is that the sample is from the client's own mix of classes
+    state: dict[str, Tensor]  # float64: pass it in again to continue the stream
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """The settings of the filter; any of them may change by half and hardly moves the accuracy."""
+
+    own: tuple[float, ...] = (0.03, 0.6, 0.99)  # the share of samples in each regime that are the client's own
+    start: tuple[float, ...] = (0.1, 0.3, 0.6)  # the probability of each regime before the first sample
+    leave: float = 0.01  # the probability that a regime ends after a sample
+    trust: float = 0.6  # the exponent of likelihood ratios; below 1, because the global head is overconfident
+    personal: float = 0.4  # the weight of the personal head in the answer to a sample of the client's own
+    smooth: float = 1 / 150  # rows added to each class of the client's mix, as a share of all its rows
+    recent: float = 0.02  # the probability, at the start, that recent answers predict the next class; 0: never
+    forget: float = 0.2  # how fast the mix of recent answers moves towards the newest
+    regress: float = 0.05  # the share of the regime's own mix in the mix of recent answers
+    penalty: float = 0.95  # a factor on the likelihood of recent answers, which fit noise, too
+
+    def __post_init__(self) -> None:
+        shares = (self.own, self.start)
+        if not (
+            all(isinstance(each, tuple | list) and each and all(is_within(s, 0, 1) for s in each) for each in shares)
+            and len(self.own) == len(self.start)
+            and abs(sum(self.start) - 1) < 1e-6
+        ):
+            raise InputError(
+                "own and start must be shares from 0 to 1, one of each per regime, and those of start must add up to "
+                f"1, but they are {self.own!r} and {self.start!r}."
+            )
+        for name in ("leave", "trust", "personal", "smooth", "recent", "forget", "regress", "penalty"):
+            if not is_within(getattr(self, name), 0, 1):
+                raise InputError(f"{name} must be from 0 to 1, but it is {getattr(self, name)!r}.")
+        if not self.smooth or not self.penalty:
+            raise InputError("smooth and penalty must be above 0.")
+        object.__setattr__(self, "own", tuple(map(float, self.own)))  # a list of TOML would not be hashable
+        object.__setattr__(self, "start", tuple(map(float, self.start)))
+
+
+def regime_ensemble(
+    global_logits: Tensor | np.ndarray,
+    local_logits: Tensor | np.ndarray,
+    class_counts: Tensor | np.ndarray,
+    *,
+    state: dict[str, Tensor] | None = None,
+    temperatures: tuple[float, float] = (1.0, 1.0),
+    settings: Regimes | None = None,
+) -> RegimeEnsemble:
+    """Answer a stream of samples by a global and a personal head, in order.
+
+    Logits [n, classes] of a global head that was trained with balanced softmax and of a personal head, and the number
+    of the client's training rows of each class [classes]: torch tensors or NumPy arrays, float32 or float64. Counts may
+    be whole numbers; if all are 0, the client's mix is unknown. The answer is torch tensors: probabilities and own of
+    the type given, on the same device, and the state in float64.
+
+    `state` is None for the first sample of a stream and afterwards the `.state` of the call before: one call over n
+    samples, n calls over one, and chunks give the same. `temperatures` divide the logits of the two heads; fit them on
+    validation rows.
+
+    Gradients flow to the logits given to this call. `.state` is detached.
+    """
+    settings = settings or Regimes()
+    if not all(is_within(each, 1e-6, 1e6) for each in temperatures) or len(temperatures) != 2:
+        raise InputError(f"temperatures must be two numbers from 1e-6 to 1e6, but they are {temperatures!r}.")
+    tensors = _take_all(global_logits, local_logits, class_counts, state, len(settings.own))
+    of_global, of_local, counts = (widen(each) for each in list(tensors.values())[:3])
+    mix = find_mix(counts, settings.smooth)
+    before = begin(mix, settings) if state is None else {name: tensors[name].double() for name in STATE}
+    alone = answer_alone(of_global / temperatures[0], of_local / temperatures[1], mix, settings)
+    weights, after = follow(alone, mix, before, settings)
+    dtype, after = tensors["global_logits"].dtype, {name: value.detach() for name, value in after.items()}
+    return RegimeEnsemble(combine(alone, weights).to(dtype), weights.own.to(dtype), after)
+
+
+def find_mix(counts: Tensor, smooth: float) -> Tensor:
+    """The client's own mix of classes [classes], smoothed; equal shares if no row is counted."""
+    total = counts.sum()
+    added = torch.where(total > 0, smooth * total, torch.ones_like(total))
+    return (counts + added) / (counts + added).sum()
+
+
+def begin(mix: Tensor, settings: Regimes) -> dict[str, Tensor]:
+    """The state before the first sample of a stream."""
+    start, own = mix.new_tensor(settings.start), mix.new_tensor(settings.own)
+    share = (start * own).sum()
+    return {
+        "regimes": start,
+        "recent": mix.new_tensor([1 - settings.recent, settings.recent]),
+        "mix": share * mix + (1 - share) / len(mix),  # of recent answers: at first, what the regimes expect
+    }
+
+
+class Alone(NamedTuple):
+    """What is known of each sample by itself; probabilities [n, classes]."""
+
+    of_global: Tensor  # if it is from everybody's mix
+    of_own: Tensor  # if it is the client's own
+    evidence: Tensor  # [n]: how much better the client's own mix explains it than equal classes
+
+
+class Weights(NamedTuple):
+    own: Tensor  # [n]: the probability that a sample is the client's own
+    recent: Tensor  # [n]: that recent answers predict its class
+    ratio: Tensor  # [n, classes]: of the mix of recent answers to the one that the regimes expect
+
+
+def answer_alone(of_global: Tensor, of_local: Tensor, mix: Tensor, settings: Regimes) -> Alone:
+    log_global = of_global.log_softmax(-1)
+    adjusted = (log_global + mix.log()).log_softmax(-1)
+    of_own = (settings.personal * of_local.log_softmax(-1) + (1 - settings.personal) * adjusted).softmax(-1)
+    p = log_global.exp()
+    return Alone(p, of_own, (len(mix) * (p * mix).sum(-1)) ** settings.trust)
+
+
+def follow(alone: Alone, mix: Tensor, state: Tree, settings: Regimes) -> tuple[Weights, dict[str, Tensor]]:
+    """The weights for each sample, and the state after the last."""
+    p, of_own, evidence = alone
+    shares = mix.new_tensor(settings.own)
+    likely = shares * evidence[:, None] + 1 - shares  # [n, regimes]
+    regimes, regimes_after = filter_forward(likely, state["regimes"], mix.new_tensor(settings.start), settings.leave)
+    share = (regimes * shares).sum(-1)  # of the client's own samples, before this one was seen
+    own = share * evidence / (regimes * likely).sum(-1)
+
+    answers = own[:, None] * of_own + (1 - own[:, None]) * p
+    expected = share[:, None] * mix + (1 - share[:, None]) / len(mix)
+    seen, seen_after = remember(answers, state["mix"], settings.forget)
+    seen = (1 - settings.regress) * seen + settings.regress * expected
+    gain = settings.penalty * ((p * seen).sum(-1) / (p * expected).sum(-1)) ** settings.trust
+    start = mix.new_tensor([1 - settings.recent, settings.recent])
+    likely = torch.stack([torch.ones_like(gain), gain], -1)
+    recent, recent_after = filter_forward(likely, state["recent"], start, settings.leave)
+    posterior = recent[:, 1] * gain / (recent * likely).sum(-1)
+    return Weights(own, posterior, seen / expected), {
+        "regimes": regimes_after,
+        "recent": recent_after,
+        "mix": seen_after,
+    }
+
+
+def combine(alone: Alone, weights: Weights) -> Tensor:
+    """The answer [n, classes]: probabilities."""
+    own, recent = weights.own[:, None], weights.recent[:, None]
+    answer = own * alone.of_own + (1 - own) * alone.of_global
+    shifted = answer * weights.ratio
+    return (1 - recent) * answer + recent * shifted / shifted.sum(-1, keepdim=True)
+
+
+def fit_temperature(logits: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+    """The temperature [] that gives rows [n] the highest likelihood, on a grid from 0.3 to 6; 1 if there is no row.
+
+    `real` is False for padding.
+    """
+    grid = torch.logspace(-0.5229, 0.7782, 40, dtype=logits.dtype, device=logits.device)
+    log_p = (logits / grid[:, None, None]).log_softmax(-1)  # [40, n, classes]
+    of_label = log_p.gather(-1, labels.clamp(min=0).expand(len(grid), -1)[..., None])[..., 0]
+    best = grid[(of_label * real).sum(-1).argmax()]
+    return torch.where(real.any(), best, torch.ones_like(best))
+
+
+def _take_all(
+    global_logits: object, local_logits: object, class_counts: object, state: object, regimes: int
+) -> dict[str, Tensor]:
+    who = "regime_ensemble"
+    given = {
+        name: take(who, name, value)
+        for name, value in (("global_logits", global_logits), ("local_logits", local_logits))
+    }
+    given["class_counts"] = take(who, "class_counts", _count(class_counts, given["global_logits"]))
+    if state is not None:
+        if not isinstance(state, dict) or state.keys() != set(STATE):
+            raise InputError(
+                f"state must be the .state of the call before, with {', '.join(STATE)}; None begins a stream."
+            )
+        given |= {name: take(who, f"state[{name!r}]", state[name]) for name in STATE}
+    n, classes = given["global_logits"].shape if given["global_logits"].ndim == 2 else (0, 0)
+    wanted = {"global_logits": (n, classes), "local_logits": (n, classes), "regimes": (regimes,), "recent": (2,)}
+    if not (n and classes and all(value.shape == wanted.get(name, (classes,)) for name, value in given.items())):
+        raise InputError(
+            "regime_ensemble needs two logits [n, classes], class counts [classes] and a state of None or of a call "
+            f"with the same classes and regimes, none of them empty, but got {show_shapes(given)}."
+        )
+    check_alike(who, given, wide=("class_counts", *STATE))
+    if given["class_counts"].min() < 0:
+        raise InputError("regime_ensemble needs class_counts that are not negative.")
+    if any(given[name].min() < 0 or abs(float(given[name].sum()) - 1) > 1e-6 for name in STATE if name in given):
+        raise InputError("regime_ensemble needs a state of probabilities, as a call returned it.")
+    return given
+
+
+def _count(counts: object, like: Tensor) -> object:
+    """Whole numbers as float64, on the device of the logits if they were an array."""
+    if isinstance(counts, np.ndarray) and counts.dtype.kind in "iu":
+        return torch.from_numpy(counts.astype(np.float64)).to(like.device)
+    if isinstance(counts, Tensor) and counts.dtype in (torch.int16, torch.int32, torch.int64, torch.uint8):
+        return counts.double()
+    return counts
