@@ -223,10 +223,12 @@ def test_a_stream_equals_its_windows_and_its_chunks(name):
 # Other valid values, by the name of the hyperparameter; the first that differs is tried. True and False are swapped.
 OTHERS = {
     "alpha": (0.3,),
+    "anchor": (0.9,),
     "batch": (3,),
     "beta": (0.3,),
     "beta1": (0.5,),
     "beta2": (0.9,),
+    "buffer": (2,),
     "eps": (0.1,),
     "grid": (0.3,),
     "inner_lr": (0.1,),
@@ -238,9 +240,16 @@ OTHERS = {
     "mu": (1.0,),
     "probe_lr": (0.02,),
     "probe_steps": (1,),
+    "pseudo": (3.0,),
+    "rate": (0.9,),
+    "ridge": (0.5,),
     "scale": (0.1,),
     "server_lr": (0.5,),
+    "shrinkage": (2.0,),
+    "smoothing": (3.0,),
     "steps": (2,),
+    "strength": (2.0,),
+    "tau": (0.5,),
     "then": (Memo(views=2),),
     "threshold": (1.0,),
     "tilt": (-1.0,),
@@ -255,6 +264,10 @@ IDLE = {
     ("(7) (5) + EM only", "predictor.history"): "entropy alone: features are not looked at",
     ("(11) (9) without test history", "predictor.alpha"): "there is no history to move",
     ("(11) (9) without test history", "predictor.beta"): "there is no history to be drawn to",
+    ("logit_adjust", "personal.balanced_personal"): "only the global head answers",
+    ("em", "personal.balanced_personal"): "only the global head answers",
+    ("bbse", "personal.balanced_personal"): "only the global head answers",
+    ("fmapls", "personal.balanced_personal"): "only the global head answers",
 }
 
 
