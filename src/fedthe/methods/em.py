@@ -46,10 +46,10 @@ def prior_by_em(posteriors: Tensor, steps: int = 20) -> Tensor:
 
     posteriors: under equal priors; a row of zeros stands for no sample.
     """
-    real = posteriors.sum(-1) > 0
+    count = (posteriors.sum(-1, keepdim=True) > 0).sum(-2)
     prior = torch.full_like(posteriors[..., 0, :], 1 / posteriors.shape[-1])
     for _ in range(steps):
         # a sample's posterior under the prior is prior * posteriors / density; the next prior is the mean of them
         density = (posteriors @ prior[..., None])[..., 0].clamp(min=torch.finfo(prior.dtype).tiny)
-        prior = prior * ((real / density)[..., None, :] @ posteriors)[..., 0, :] / real.sum(-1, keepdim=True)
+        prior = prior * ((1 / density)[..., None, :] @ posteriors)[..., 0, :] / count
     return prior
