@@ -22,9 +22,10 @@ def reweigh(posterior, prior):
     return [value / sum(joint) for value in joint]
 
 
-def own_prior(counts, rows):
-    total = sum(float(count) + rows for count in counts)
-    return [(float(count) + rows) / total for count in counts]
+def own_prior(counts, smoothing):
+    """A row is of the client's own mix, or, with this probability, of any class alike."""
+    total = sum(float(count) for count in counts)
+    return [(1 - smoothing) * float(count) / total + smoothing / len(counts) for count in counts]
 
 
 # EM: equations (2.8) and (2.9) of Saerens et al., with equal priors in training

@@ -36,12 +36,12 @@ NET = CNN(10, size=16)
 CLIENTS, SAMPLES = 3, 40
 SETTINGS = Training(rounds=6, local_epochs=2, batch=32, crop=0, flip=False, optimizer=Optimizer(lr=0.05, momentum=0.9))
 PREDICTORS = {
-    "logit_adjust": LogitAdjust(tau=0.8, smoothing=2.0),
+    "logit_adjust": LogitAdjust(tau=0.8, smoothing=0.2),
     "em": EM(buffer=15, steps=7),
     "bbse": BBSE(pseudo=5.0, ridge=0.05, shrinkage=4.0),
     "bbse, soft": BBSE(soft=True),
     "fmapls": FMAPLS(),
-    "fmapls, free": FMAPLS(strength=3.0, anchor=0.0, rate=0.9, smoothing=0.5),
+    "fmapls, free": FMAPLS(strength=3.0, anchor=0.0, rate=0.9, smoothing=0.01),
 }
 every_predictor = pytest.mark.parametrize("predictor", PREDICTORS.values(), ids=PREDICTORS)
 
@@ -104,7 +104,7 @@ def expect(predictor, z, shard, mine):
         with torch.no_grad():
             of_val = heads(NET, mine, scale(shard.val_x))[1].tolist()
         table = oracles.confusion(of_val, shard.val_labels.tolist(), predictor.soft, predictor.shrinkage)
-        source = oracles.own_prior(shard.counts, 1.0)
+        source = oracles.own_prior(shard.counts, 1 / 16)
         return oracles.bbse_priors(z, table, source, predictor.soft, predictor.ridge, predictor.pseudo)
     own = oracles.own_prior(shard.counts, predictor.smoothing)
     return oracles.fmapls_priors(z, own, predictor.strength, predictor.anchor, predictor.rate)
@@ -169,8 +169,9 @@ def test_the_own_prior_helps_on_the_own_stream():
 
 
 def test_smoothing_and_adjusting_by_hand():
-    prior = smooth_prior(torch.tensor([5.0, 0.0, 2.0]), 1.0)
+    prior = smooth_prior(torch.tensor([5.0, 0.0, 2.0]), 0.3)  # 5/7, 0, 2/7 and a third of each, 7 : 3
     torch.testing.assert_close(prior, exact([0.6, 0.1, 0.3]))
+    torch.testing.assert_close(smooth_prior(torch.zeros(4), 0.1), exact([0.25] * 4))  # a client without rows
     logits = torch.tensor([[0.2, 0.5, 0.3]]).log()
     # 0.2 * 0.6 : 0.5 * 0.1 : 0.3 * 0.3 = 12 : 5 : 9
     torch.testing.assert_close(adjust(logits, prior).softmax(-1), torch.tensor([[12.0, 5.0, 9.0]]) / 26)
@@ -324,6 +325,7 @@ def test_a_strong_anchor_holds_and_a_weak_one_lets_go():
     [
         (lambda: LogitAdjust(tau=-1.0), "tau"),
         (lambda: LogitAdjust(smoothing=0.0), "smoothing"),
+        (lambda: LogitAdjust(tau=math.nan), "tau"),
         (lambda: EM(buffer=0), "buffer"),
         (lambda: EM(steps=-1), "steps"),
         (lambda: BBSE(ridge=0.0), "ridge"),

@@ -246,7 +246,7 @@ OTHERS = {
     "scale": (0.1,),
     "server_lr": (0.5,),
     "shrinkage": (2.0,),
-    "smoothing": (3.0,),
+    "smoothing": (0.5,),
     "steps": (2,),
     "strength": (2.0,),
     "tau": (0.5,),

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..errors import InputError
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
 from .knn_per import collect_features
-from .label_shift import adjust, describe_prior, global_logits, smooth_prior
+from .label_shift import SMOOTHING, adjust, describe_prior, global_logits, smooth_prior
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class BBSE(Predictor):
         with torch.no_grad():
             votes = self._vote(method.net.head(mine["head"], collect_features(method, mine, shard.val_x)))
         labels = F.one_hot(shard.val_labels, method.net.classes) * shard.val_real[:, None]
-        own = smooth_prior(shard.counts, 1.0)
+        own = smooth_prior(shard.counts, SMOOTHING)
         table = confusion(votes, labels, self.shrinkage)
         return {"own": own, "confusion": table, "votes": torch.zeros_like(own), "seen": torch.zeros_like(own[0])}
 

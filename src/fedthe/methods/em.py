@@ -22,7 +22,7 @@ class EM(Predictor):
 
     window = None
     buffer: int = 200  # the latest samples, whose posteriors are kept
-    steps: int = 20  # of EM; five times as many change accuracy by less than 0.1 points
+    steps: int = 20  # of EM; on CIFAR-10, 100 change the mean accuracy by 0.1 points
 
     def __post_init__(self) -> None:
         if self.buffer < 1 or self.steps < 0:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
-from .label_shift import adjust, describe_prior, global_logits, smooth_prior
+from .label_shift import SMOOTHING, adjust, describe_prior, global_logits, smooth_prior
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class FMAPLS(Predictor):
     damps it; with anchor 1, alpha is fixed, as in MAPLS, which the paper improves on."""
 
     window = None
-    strength: float = 10.0  # samples that the Dirichlet distribution counts for
+    strength: float = 30.0  # samples that the Dirichlet distribution counts for
     anchor: float = 0.5  # the share of the client's own prior in the mode of that distribution
     rate: float = 0.6  # above 0.5 and up to 1, where online EM converges (Cappe and Moulines 2009)
-    smoothing: float = 1.0  # rows added to every class in the client's own prior
+    smoothing: float = SMOOTHING
 
     def __post_init__(self) -> None:
         if not (0 <= self.strength < math.inf and 0 <= self.anchor <= 1):
@@ -35,9 +35,9 @@ class FMAPLS(Predictor):
                 f"fmapls: strength must not be negative and anchor must be from 0 to 1, "
                 f"but they are {self.strength} and {self.anchor}."
             )
-        if not (0.5 < self.rate <= 1 and 0 < self.smoothing < math.inf):
+        if not (0.5 < self.rate <= 1 and 0 < self.smoothing <= 1):
             raise InputError(
-                f"fmapls: rate must be above 0.5 and at most 1, and smoothing positive, "
+                f"fmapls: rate must be above 0.5 and smoothing above 0, and both at most 1, "
                 f"but they are {self.rate} and {self.smoothing}."
             )
 

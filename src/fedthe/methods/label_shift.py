@@ -12,16 +12,22 @@ from torch import Tensor
 
 from .base import Method, Tree
 
+SMOOTHING = 1 / 16  # the share of equal priors in a client's prior: a class it never saw may still come
+
 
 def global_logits(method: Method, mine: Tree, x: Tensor) -> Tensor:
     """[n, classes], of the shared body and head; the method's own logits mix in the personal head."""
     return method.net.logits(mine, x)
 
 
-def smooth_prior(counts: Tensor, rows: float) -> Tensor:
-    """The class prior [classes] of these rows, in float64, after `rows` more of every class."""
-    counts = counts.double() + rows
-    return counts / counts.sum()
+def smooth_prior(counts: Tensor, smoothing: float) -> Tensor:
+    """The class prior [classes] of these counts of rows, in float64, with this share of equal priors in it.
+
+    Without any rows, all of it are equal priors.
+    """
+    counts = counts.double()
+    prior = (1 - smoothing) * counts / counts.sum().clamp(min=1) + smoothing / len(counts)
+    return prior / prior.sum()
 
 
 def adjust(logits: Tensor, prior: Tensor) -> Tensor:

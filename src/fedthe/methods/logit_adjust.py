@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
-from .label_shift import adjust, global_logits, smooth_prior
+from .label_shift import SMOOTHING, adjust, global_logits, smooth_prior
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class LogitAdjust(Predictor):
 
     window = None
     tau: float = 1.0  # the paper's scale of the adjustment; 1 is Bayes' rule
-    smoothing: float = 1.0  # rows added to every class, as balanced softmax adds one
+    smoothing: float = SMOOTHING
 
     def __post_init__(self) -> None:
-        if not (0 <= self.tau < math.inf and 0 < self.smoothing < math.inf):
+        if not (0 <= self.tau < math.inf and 0 < self.smoothing <= 1):
             raise InputError(
-                f"logit_adjust: tau must not be negative and smoothing must be positive, "
+                f"logit_adjust: tau must not be negative, and smoothing must be above 0 and at most 1, "
                 f"but they are {self.tau} and {self.smoothing}."
             )
 
