@@ -29,6 +29,10 @@ METHOD_NAMES = {
     "lg_fedavg": "LG-FedAvg",
     "fedbabu": "FedBABU",
     "pfedme": "pFedMe",
+    "logit_adjust": "logit adjustment",
+    "em": "EM prior",
+    "bbse": "BBSE",
+    "fmapls": "online-FMAPLS",
 }
 OURS = ("fedthe", "fedthe_plus", "fedthe_regime")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network

@@ -6,8 +6,10 @@ from ..plugins import load_plugins
 from .ablations import ABLATIONS
 from .apfl import APFL
 from .base import FedAvg, Method
+from .bbse import BBSE
 from .compose import Recipe, compose
 from .ditto import Ditto
+from .em import EM
 from .fedbabu import FedBABU
 from .fedper import FedPer
 from .fedprox import FedProx
@@ -15,9 +17,11 @@ from .fedrep import FedRep
 from .fedrod import FedRoD
 from .fedthe import HeadEnsemble
 from .finetune import FineTune
+from .fmapls import FMAPLS
 from .gma import GMA
 from .knn_per import KNN
 from .lg_fedavg import LGFedAvg
+from .logit_adjust import LogitAdjust
 from .memo import Memo
 from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
@@ -63,6 +67,11 @@ METHODS: dict[str, Recipe] = {
     "lg_fedavg": LGFedAvg(),
     "fedbabu": (FedBABU(), FineTune()),
     "pfedme": PFedMe(),
+    # FedTHE's global head under an estimated class prior
+    "logit_adjust": (FedAvg(balanced=True), TwoHeads(), LogitAdjust()),
+    "em": (FedAvg(balanced=True), TwoHeads(), EM()),
+    "bbse": (FedAvg(balanced=True), TwoHeads(), BBSE()),
+    "fmapls": (FedAvg(balanced=True), TwoHeads(), FMAPLS()),
 }
 # The rows of the paper's ablation, ablation_1 to ablation_16; the regime filter with more passes per sample; ways to
 # fine-tune what FedAvg pre-trained.
