@@ -28,6 +28,11 @@ METHOD_NAMES = {
     "lg_fedavg": "LG-FedAvg",
     "fedbabu": "FedBABU",
     "pfedme": "pFedMe",
+    "lame": "LAME",
+    "tent": "Tent",
+    "sar": "SAR",
+    "rotta": "RoTTA",
+    "atp": "ATP",
 }
 OURS = ("fedthe", "fedthe_plus")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..plugins import load_plugins
 from .ablations import ABLATIONS
 from .apfl import APFL
+from .atp import ATP, AdaptationRates
 from .base import FedAvg, Method
 from .compose import Recipe, compose
 from .ditto import Ditto
@@ -17,13 +18,17 @@ from .fedthe import HeadEnsemble
 from .finetune import FineTune
 from .gma import GMA
 from .knn_per import KNN
+from .lame import LAME
 from .lg_fedavg import LGFedAvg
 from .memo import Memo
 from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
 from .probing import Probe
+from .rotta import RoTTA
+from .sar import SAR
 from .scaffold import Scaffold
 from .t3a import T3A
+from .tent import Tent
 from .term import TERM
 from .tsa import TSA
 from .ttt import TTT, Online
@@ -60,6 +65,12 @@ METHODS: dict[str, Recipe] = {
     "lg_fedavg": LGFedAvg(),
     "fedbabu": (FedBABU(), FineTune()),
     "pfedme": PFedMe(),
+    # and test-time adaptation: of outputs, of norm layers, and of all layers at rates that clients learn together
+    "lame": (FineTune(), LAME()),
+    "tent": (FineTune(), Tent()),
+    "sar": (FineTune(), SAR()),
+    "rotta": (FineTune(), RoTTA()),
+    "atp": (AdaptationRates(), ATP()),
 }
 # The rows of the paper's ablation, ablation_1 to ablation_16, and ways to fine-tune what FedAvg pre-trained.
 STUDIES: dict[str, Recipe] = {
