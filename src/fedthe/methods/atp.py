@@ -53,7 +53,7 @@ class ATP(Predictor):
     its own among them, each taken at the received model."""
 
     needs: ClassVar[tuple[str, ...]] = ("rates",)
-    batch: int = 20  # the paper's
+    batch: int = 20  # samples that share a gradient, and are answered after it: the paper's
 
     def __post_init__(self) -> None:
         if self.batch < 1:

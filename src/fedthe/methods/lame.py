@@ -17,7 +17,7 @@ from .base import Answers, Method, Predictor, Samples, Tree
 class LAME(Predictor):
     """The samples of a batch are answered together: the first waits for the last."""
 
-    batch: int = 64  # the paper's
+    batch: int = 64  # samples that are answered together: the paper's
     k: int = 5  # nearest neighbours
     steps: int = 100  # at most, in the paper, which stops when nothing changes any more
 
@@ -44,7 +44,7 @@ def find_neighbours(h: Tensor, k: int) -> Tensor:
     h = F.normalize(h, dim=-1)
     distances = (h[:, None] - h).square().sum(-1)
     here = torch.eye(len(h), dtype=torch.bool, device=h.device)
-    order = torch.where(here, torch.inf, distances).argsort(dim=-1, stable=True)[:, : min(k, len(h) - 1)]
+    order = distances.masked_fill(here, torch.inf).argsort(dim=-1, stable=True)[:, : min(k, len(h) - 1)]
     return torch.zeros_like(distances).scatter(-1, order, 1.0)
 
 

@@ -34,8 +34,7 @@ class Memory:
 
     def start(self, shard: Shard, like: Tensor) -> Tree:
         """Empty, for samples like those of the shard; `like`: a tensor of their dtype."""
-        empty = torch.zeros_like(scale(shard.x[:1])).to(like)
-        x = torch.cat([empty] * self.size)
+        x = like.new_zeros((self.size, *scale(shard.x[:1]).shape[1:]))
         numbers = like.new_zeros(self.size)
         label = torch.full_like(numbers, -1, dtype=torch.int64)
         return {"x": x, "view": x, "label": label, "doubt": numbers, "age": numbers}
@@ -48,7 +47,7 @@ class Memory:
         largest = held & (sizes[label.clamp(min=0)] == sizes.max())
         own = label == sample["label"]
         rivals = torch.where(own.sum() < self.size / classes, held.all() & largest, own)
-        scores = torch.where(rivals, self.score(memory["age"], memory["doubt"], classes), -torch.inf)
+        scores = self.score(memory["age"], memory["doubt"], classes).masked_fill(~rivals, -torch.inf)
         taken = torch.where(rivals.any(), scores.argmax(), held.long().argmin())  # argmin: the first empty slot
         wins = ~rivals.any() | (scores.max() > self.score(torch.zeros_like(sample["doubt"]), sample["doubt"], classes))
         here = wins & (slots == taken)
@@ -56,7 +55,7 @@ class Memory:
         def write(name: str, new: Tensor) -> Tensor:
             return torch.where(here.view(-1, *[1] * new.ndim), new, memory[name])
 
-        age = torch.where(here, 0, memory["age"]) + 1
+        age = memory["age"].masked_fill(here, 0) + 1
         return {name: write(name, new) for name, new in sample.items()} | {"age": age}
 
     def score(self, age: Tensor, doubt: Tensor, classes: int) -> Tensor:
@@ -65,4 +64,4 @@ class Memory:
     def weigh(self, memory: Tree) -> Tensor:
         """How much each slot counts in the loss: newer ones more, empty ones nothing."""
         held: Tensor = memory["label"] >= 0
-        return torch.where(held, (-memory["age"] / self.size).sigmoid(), 0) / held.sum().clamp(min=1)
+        return (-memory["age"] / self.size).sigmoid().masked_fill(~held, 0) / held.sum().clamp(min=1)

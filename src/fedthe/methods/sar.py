@@ -23,7 +23,7 @@ class SAR(Predictor):
     """A sample is answered before the step of its batch. Steps are SGD with momentum on the norms' scales and shifts.
     The moving average goes on through a reset, as in the authors' code: a model that stays certain stays reset."""
 
-    batch: int = 16  # the paper's 64 would be a handful of steps per stream
+    batch: int = 16  # samples that share a step; the paper's 64 would be a handful of steps per stream
     lr: float = 0.001  # the paper's for LayerNorm; 0.00025 for a ResNet50 with GroupNorm
     momentum: float = 0.9
     margin: float = 0.4  # of ln(classes): the most entropy that a sample may have to count
@@ -65,14 +65,21 @@ class SAR(Predictor):
         velocity = tree.map_leaves(lambda v, g: self.momentum * v + g, state["velocity"], gradients)
         norms = tree.map_leaves(lambda leaf, v: leaf - self.lr * v, norms, velocity)
 
-        before, now = state["loss"], mean(doubt, certain)
-        average = torch.where(before.isinf(), now, MEMORY * before + (1 - MEMORY) * now)
-        average = torch.where(certain.any(), average, before)
+        average = self._average(state["loss"], doubt, certain)
+        return Answers(logits), self._recover(pick_norms(method, mine, self.frozen), norms, velocity, average)
+
+    def _average(self, before: Tensor, doubt: Tensor, certain: Tensor) -> Tensor:
+        """The moving average of the loss; it starts with the first batch that has a certain sample."""
+        now = mean(doubt, certain)
+        after = torch.where(before.isinf(), now, MEMORY * before + (1 - MEMORY) * now)
+        return torch.where(certain.any(), after, before)
+
+    def _recover(self, first: Tree, norms: Tree, velocity: Tree, average: Tensor) -> Tree:
+        """The next state: as it was deployed if the model has collapsed."""
         collapsed = average < self.reset
-        first = pick_norms(method, mine, self.frozen)
         norms = tree.map_leaves(lambda leaf, old: torch.where(collapsed, old, leaf), norms, first)
-        velocity = tree.map_leaves(lambda v: torch.where(collapsed, 0, v), velocity)
-        return Answers(logits), {"norms": norms, "velocity": velocity, "loss": average}
+        velocity = tree.map_leaves(lambda v: v.masked_fill(collapsed, 0), velocity)
+        return {"norms": norms, "velocity": velocity, "loss": average}
 
     @property
     def window(self) -> int:
@@ -85,4 +92,4 @@ class SAR(Predictor):
 
 def mean(values: Tensor, counts: Tensor) -> Tensor:
     """Of the values that count; 0 if none does."""
-    return torch.where(counts, values, 0).sum() / counts.sum().clamp(min=1)
+    return values.masked_fill(~counts, 0).sum() / counts.sum().clamp(min=1)

@@ -19,7 +19,7 @@ class Tent(Predictor):
     only says how many gradients are averaged. The paper takes 128 to 200 samples of tens of thousands; a client's
     stream has hundreds."""
 
-    batch: int = 16
+    batch: int = 16  # samples that share a step
     lr: float = 0.001  # of Adam: the paper's for CIFAR-10
 
     def __post_init__(self) -> None:
