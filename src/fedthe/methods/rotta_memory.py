@@ -63,6 +63,6 @@ class Memory:
 
     def weigh(self, memory: Tree) -> Tensor:
         """How much each slot counts in the loss: newer ones more, empty ones nothing."""
-        held, age = memory["label"] >= 0, memory["age"]
-        weights: Tensor = (-age / self.size).sigmoid().masked_fill(~held, 0)
-        return weights / held.sum().clamp(min=1)
+        held: Tensor = memory["label"] >= 0
+        weights: Tensor = (-memory["age"] / self.size).sigmoid()
+        return weights.masked_fill(~held, 0) / held.sum().clamp(min=1)
