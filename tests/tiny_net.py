@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedthe import tree
 from fedthe.engine.fit import LoopFit
-from fedthe.nets.net import PictureNet, Start, fan_in
+from fedthe.nets.net import PictureNet, Start, fan_in, norm
 from fedthe.types import Shard
 
 CLASSES = 3
@@ -32,6 +32,24 @@ class Tiny(PictureNet):
 
 
 TINY = Tiny(CLASSES, channels=1, size=5)
+
+
+@dataclass(frozen=True)
+class Normed(PictureNet):
+    """Two convolutions, each with a GroupNorm."""
+
+    @property
+    def feature_dim(self) -> int:
+        return 8
+
+    def body_starts(self) -> dict[str, Start]:
+        first = {"conv1": fan_in(4, self.channels, 3, 3)} | norm("norm1", 4)
+        return first | {"conv2": fan_in(8, 4, 3, 3)} | norm("norm2", 8)
+
+    def features(self, body, x):
+        h = F.conv2d(x.to(body["conv1"]), body["conv1"], stride=2, padding=1)
+        h = F.conv2d(F.relu(F.group_norm(h, 2, **body["norm1"])), body["conv2"], stride=2, padding=1)
+        return F.relu(F.group_norm(h, 2, **body["norm2"])).mean((2, 3))
 
 
 def tiny_params(seed=0):

@@ -21,6 +21,12 @@ class MLP(nn.Module):
         return self.fc(self.layers(x))
 
 
+class NormedMLP(MLP):
+    def __init__(self, inputs=12, width=8, classes=CLASSES):
+        super().__init__(inputs, width, classes)
+        self.layers.append(nn.LayerNorm(width))
+
+
 class Reader(nn.Module):
     """A small transformer over tokens; 0 is padding."""
 

@@ -15,16 +15,24 @@ from fedthe.engine.train import train
 from fedthe.engine.visit import Training
 from fedthe.methods import ABLATIONS, METHODS
 from fedthe.methods.base import Rounds
+from fedthe.methods.make import methods_for
 from fedthe.nets.cnn import CNN
+from tiny_net import Normed
 
 ALL = METHODS | ABLATIONS
 CLASSES, SIZE, SAMPLES = 3, 16, 6
 NET = CNN(CLASSES, size=SIZE)
+NORMED = Normed(CLASSES, size=SIZE)
+ON_NORMS = METHODS.keys() - set(methods_for(NET))  # they adapt norm layers, which the CNN has not
 SETTINGS = Training(rounds=2, local_epochs=1, batch=8, crop=1, optimizer=Optimizer(lr=0.05))
 PAPER = (
     *("fedavg", "gma", "memo_g", "fedavg_ft", "apfl", "fedrep", "ditto", "fedrod"),
     *("knn_per", "ttt", "memo_p", "t3a", "fedthe", "fedthe_plus"),
 )
+
+
+def net_for(name):
+    return NORMED if name in ON_NORMS else NET
 
 
 @cache

@@ -33,6 +33,11 @@ METHOD_NAMES = {
     "em": "EM prior",
     "bbse": "BBSE",
     "fmapls": "online-FMAPLS",
+    "lame": "LAME",
+    "tent": "Tent",
+    "sar": "SAR",
+    "rotta": "RoTTA",
+    "atp": "ATP",
 }
 OURS = ("fedthe", "fedthe_plus", "fedthe_regime")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network

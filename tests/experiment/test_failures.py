@@ -13,9 +13,10 @@ from fedthe import records, tree
 from fedthe.engine import loop
 from fedthe.engine import train as engine
 from fedthe.errors import InputError
-from fedthe.methods import METHODS
 from fedthe.methods.base import FedAvg
 from fedthe.methods.finetune import FineTune
+from fedthe.methods.make import methods_for
+from fedthe.nets import CNN
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 2}
 
@@ -75,14 +76,14 @@ AWKWARD = {
 @pytest.mark.parametrize("case", AWKWARD)
 def test_every_method_bears_awkward_clients(case, save, tmp_path):
     labels, more, holds = AWKWARD[case]
-    tests = ["original", "mixture"]
+    tests, methods = ["original", "mixture"], methods_for(CNN(3))
     settings = SMALL | more | {"tests": tests, "samples": 1 if case == "five rows each" else 2}
-    results = fedthe.run(dataset=save(labels), methods=list(METHODS), out=str(tmp_path / "run"), **settings)
+    results = fedthe.run(dataset=save(labels), methods=methods, out=str(tmp_path / "run"), **settings)
     (path,) = results.folder.glob("manifest-*.json")
     manifest = json.loads(path.read_text())
     assert holds(np.array([client["classes"] for client in manifest["clients"]]))
     assert results.failures == {}
-    assert len(results.rows) == len(METHODS) * len(tests) * 3
+    assert len(results.rows) == len(methods) * len(tests) * 3
     for row in results.rows:
         assert 1 <= row.samples <= settings["samples"]
         assert row.accuracy == pytest.approx(100 * row.right / row.samples)

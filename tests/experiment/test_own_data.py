@@ -22,6 +22,7 @@ from fedthe.experiment.data import fit_to_data, settings_of
 from fedthe.experiment.run import run_prepared
 from fedthe.experiment.work import prepare
 from fedthe.methods import METHODS, compose
+from fedthe.methods.make import methods_for
 from fedthe.nets.net import Net, Start, fan_in
 from fedthe.report.gather import gather
 from fedthe.report.page import write_page
@@ -115,7 +116,7 @@ def test_a_run_on_data_that_are_no_pictures(tmp_path, kind, engine):
     night = federate(kind, sizes=(24, 24, 24))
     tests = {"night": [(night.pool.x[rows.rows], night.pool.labels[rows.rows]) for rows in night.dataset.clients]}
     federation = federate(kind, tests=tests, name="lab", classes=["a", "b", "c"])
-    methods = [name for name in METHODS if name not in PICTURES_ONLY]
+    methods = [name for name in methods_for(Perceptron(3)) if name not in PICTURES_ONLY]
     settings = settings_of(federation) | SMALL | {"methods": methods, "seeds": [0, 1], "engine": engine}
     config, net = make_config(settings | {"out": str(tmp_path / "run")}), Perceptron(3, tokens=kind == "tokens")
 

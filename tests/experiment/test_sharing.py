@@ -14,7 +14,7 @@ from fedthe.methods.base import FedAvg, Rounds
 from fedthe.methods.fedrod import FedRoD
 from fedthe.methods.two_heads import TwoHeads
 from helpers import count_rounds
-from trained_methods import ALL, NET, PAPER, trained
+from trained_methods import ALL, NET, PAPER, net_for, trained
 
 SMALL = {"clients": 3, "dirichlet": 1.0, "rounds": 2, "local_epochs": 1, "samples": 6}
 BALANCED = FedAvg(balanced=True)
@@ -48,7 +48,7 @@ def assert_same_trainings(one, other):
 
 @pytest.mark.parametrize("name", ALL)
 def test_methods_with_one_core_have_one_shared_model(name):
-    method = compose(NET, ALL[name])
+    method = compose(net_for(name), ALL[name])
     core = method.core
     assert core.training == core == core.core == method.training.core
     progress, other = trained(method.training), trained(core)

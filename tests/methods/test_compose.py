@@ -28,7 +28,7 @@ from fedthe.methods.ttt import TTT, Online
 from fedthe.methods.two_heads import TwoHeads
 from fedthe.store import content_hash
 from helpers import fails
-from trained_methods import NET, SETTINGS, make_data, trained
+from trained_methods import NET, SETTINGS, make_data, net_for, trained
 
 # compose
 
@@ -88,9 +88,9 @@ def test_what_is_no_part_is_refused(part):
 # check
 
 
-@pytest.mark.parametrize("recipe", [*METHODS.values(), *STUDIES.values()], ids=[*METHODS, *STUDIES])
-def test_every_method_of_the_package_passes(recipe):
-    compose(NET, recipe).check()
+@pytest.mark.parametrize("name", METHODS | STUDIES)
+def test_every_method_of_the_package_passes(name):
+    compose(net_for(name), (METHODS | STUDIES)[name]).check()
 
 
 @pytest.mark.parametrize(

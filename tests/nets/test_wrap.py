@@ -27,6 +27,8 @@ from fedthe.experiment.run import run_prepared
 from fedthe.experiment.work import prepare
 from fedthe.methods import METHODS, compose
 from fedthe.methods.compose import describe
+from fedthe.methods.make import methods_for
+from fedthe.nets.cnn import CNN
 from fedthe.nets.wrap import wrap_module
 from fedthe.nets.written_out import WrittenOut, attend
 from fedthe.store import content_hash
@@ -36,6 +38,7 @@ from torch_modules import (
     CLASSES,
     MLP,
     VOCABULARY,
+    NormedMLP,
     Reader,
     Recurrent,
     ResNet18,
@@ -181,7 +184,8 @@ def run_on_pictures():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_works_with_a_module_whose_head_has_a_bias(name):
-    method = compose(wrap_module(seeded(MLP, inputs=192)), METHODS[name])
+    module = MLP if name in methods_for(CNN(CLASSES)) else NormedMLP
+    method = compose(wrap_module(seeded(module, inputs=192)), METHODS[name])
     method.check()
     run, asked = run_on_pictures()
     settings = Training(1, local_epochs=1, batch=16, crop=1, optimizer=Optimizer(lr=0.05))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..plugins import load_plugins
 from .ablations import ABLATIONS
 from .apfl import APFL
+from .atp import ATP, AdaptationRates
 from .base import FedAvg, Method
 from .bbse import BBSE
 from .compose import Recipe, compose
@@ -20,6 +21,7 @@ from .finetune import FineTune
 from .fmapls import FMAPLS
 from .gma import GMA
 from .knn_per import KNN
+from .lame import LAME
 from .lg_fedavg import LGFedAvg
 from .logit_adjust import LogitAdjust
 from .memo import Memo
@@ -27,8 +29,11 @@ from .per_fedavg import PerFedAvg
 from .pfedme import PFedMe
 from .probing import Probe
 from .regime_filter import RegimeFilter
+from .rotta import RoTTA
+from .sar import SAR
 from .scaffold import Scaffold
 from .t3a import T3A
+from .tent import Tent
 from .term import TERM
 from .tsa import TSA
 from .ttt import TTT, Online
@@ -72,6 +77,12 @@ METHODS: dict[str, Recipe] = {
     "em": (FedAvg(balanced=True), TwoHeads(), EM()),
     "bbse": (FedAvg(balanced=True), TwoHeads(), BBSE()),
     "fmapls": (FedAvg(balanced=True), TwoHeads(), FMAPLS()),
+    # and test-time adaptation: of outputs, of norm layers, and of all layers at rates that clients learn together
+    "lame": (FineTune(), LAME()),
+    "tent": (FineTune(), Tent()),
+    "sar": (FineTune(), SAR()),
+    "rotta": (FineTune(), RoTTA()),
+    "atp": (AdaptationRates(), ATP()),
 }
 # The rows of the paper's ablation, ablation_1 to ablation_16; the regime filter with more passes per sample; ways to
 # fine-tune what FedAvg pre-trained.

@@ -39,6 +39,19 @@ def make_methods(config: Config, net: Net, recipes: Recipes | None = None) -> di
     return made
 
 
+def methods_for(net: Net) -> list[str]:
+    """The names of the methods that run on a network: some need norm layers, or a head of one layer."""
+    return [name for name, recipe in METHODS.items() if _fits(arrange(recipe).on(net))]
+
+
+def _fits(method: Method) -> bool:
+    try:
+        method.check()
+    except InputError:
+        return False
+    return True
+
+
 def find_parts(config: Config, recipes: Recipes | None = None, net: Any = None) -> dict[str, Parts]:
     """By id, the parts of every method that the settings name. Refuse unknown names and bad hyperparameters."""
     if net is None and not is_file_spec(config.net):
