@@ -51,7 +51,12 @@ def worst_window(right, size):
 
 def forgetting(right, segment, phase):
     first, *others = split_segments(segment)
-    later = [i for each in others if phase_of(phase, each) == phase_of(phase, first) for i in each]
+    later, left = [], False
+    for each in others:
+        if phase_of(phase, each) != phase_of(phase, first):
+            left = True
+        elif left:
+            later += each
     if not later:
         return None
     return float(mean([int(right[i]) for i in first]) - mean([int(right[i]) for i in later]))

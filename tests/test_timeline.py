@@ -129,10 +129,12 @@ def test_several_curves_are_measured_like_each_alone():
         assert (alone.samples, alone.steady, alone.lost) == (together.samples[i], together.steady[i], together.lost[i])
 
 
-def test_bands_follow_most_clients():
+def test_bands_are_the_segments_that_clients_have_in_common():
     rng = np.random.default_rng(0)
     made = [make_track(rng, blocks) for blocks in ([3, 4, 2], [3, 4, 2], [4, 4, 1, 1])]
     assert timeline.find_bands(made) == [(0, 3, "own"), (3, 7, "ooc"), (7, 9, "own"), (9, 10, "ooc")]
+    apart = [make_track(rng, [n, 12 - n], ["own", "own"]) for n in (2, 3, 5, 8)]  # as classes that appear late
+    assert timeline.find_bands(apart) == [(0, 12, "own")]
     assert timeline.find_bands([make_track(rng, [2, 3], ["mixed", "own"])])[1] == (2, 5, "own")
     assert timeline.has_segments(made)
     assert not timeline.has_segments([make_track(rng, [9])])

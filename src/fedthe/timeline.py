@@ -88,23 +88,26 @@ def average(rows: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     return np.where(enough & (there > 0), sums / np.where(there > 0, there, 1), np.nan)
 
 
-def find_bands(tracks: Iterable[Track]) -> list[tuple[int, int, str]]:
-    """First position, end and phase of the segments that most clients are in."""
-    seen: dict[int, dict[tuple[int, str], int]] = {}
+def find_bands(tracks: Sequence[Track]) -> list[tuple[int, int, str]]:
+    """First position, end and phase of the segments that clients have in common.
+
+    A segment begins where it does for at least half of the clients that are there, and its phase is that of most of
+    their samples. So clients whose segments begin at different positions have one segment in common.
+    """
+    longest = max(map(len, tracks), default=0)
+    there, begins = np.zeros(longest), np.zeros(longest)
     for track in tracks:
-        for first, end, phase in track.segments():
-            place = int(track.segment[first]), phase
-            for at in range(first, end):
-                votes = seen.setdefault(at, {})
-                votes[place] = votes.get(place, 0) + 1
-    bands: list[tuple[int, int, tuple[int, str]]] = []
-    for at in sorted(seen):
-        place = max(seen[at], key=lambda place: (seen[at][place], -place[0]))
-        if bands and bands[-1][2] == place:
-            bands[-1] = bands[-1][0], at + 1, place
-        else:
-            bands.append((at, at + 1, place))
-    return [(first, end, phase) for first, end, (_, phase) in bands]
+        there[: len(track)] += 1
+        begins[[first for first, *_ in track.segments()]] += 1
+    starts = np.flatnonzero(2 * begins >= there).tolist()
+    bands = []
+    for first, end in zip(starts, [*starts[1:], longest], strict=True):
+        votes: dict[str, int] = {}
+        for track in tracks:
+            for low, high, phase in track.segments():
+                votes[phase] = votes.get(phase, 0) + max(0, min(high, end) - max(low, first))
+        bands.append((first, end, max(votes, key=lambda phase: votes[phase])))
+    return bands
 
 
 def score_phases(track: Track) -> dict[str, float]:
@@ -127,9 +130,13 @@ def find_worst_window(right: np.ndarray, window: int = WORST) -> float | None:
 
 
 def find_forgetting(track: Track) -> float | None:
-    """The accuracy on the first segment minus that on all later segments of its phase; None if there are none."""
+    """The accuracy on the first segment minus that on later segments of its phase, once another phase has come between.
+
+    None if the phase does not come back.
+    """
     (first, end, phase), *others = track.segments()
-    later = [track.right[low:high] for low, high, other in others if other == phase]
+    left = next((i for i, (*_, other) in enumerate(others) if other != phase), len(others))
+    later = [track.right[low:high] for low, high, other in others[left:] if other == phase]
     return float(track.right[first:end].mean() - np.concatenate(later).mean()) if later else None
 
 

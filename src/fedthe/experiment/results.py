@@ -19,7 +19,8 @@ from .. import records, store
 from ..config import Config, make_config
 from ..data.pool import Pool
 from ..errors import Damaged, InputError
-from . import notebook, samples, tables
+from ..timeline import CURVE
+from . import notebook, samples, tables, timelines
 from .tables import Cells, Means
 from .tables import score_rows as score_rows
 
@@ -210,6 +211,24 @@ class Results:
             InputError: for an unknown name, or if the files of samples are missing.
         """
         return notebook.make_frame(samples.select_samples(self, method, test, seed))
+
+    def timeline(self, test: str) -> Any:
+        """How every method takes a stream in time; one row per method, in percent.
+
+        Columns: `accuracy`, `worst_window` (50 samples in a row) and `forgetting`, with 95 % intervals (`_low`,
+        `_high`), `worst_client`, for an open set `auroc` and `fpr95`, and for each phase P of the stream `accuracy P`,
+        `steady P`, `recovery P` (samples) and `lost P` (samples). docs/streams.md defines them. A pandas DataFrame if
+        pandas is installed, else a dict of NumPy arrays.
+        """
+        return notebook.make_frame(timelines.tabulate_scores(self, test))
+
+    def over_time(self, test: str, window: int = CURVE) -> Any:
+        """Accuracy (%) along a stream, the mean over clients and seeds; one row per method and position.
+
+        window: samples of the moving average, which is centred and ends where a segment does. Columns: `accuracy`,
+        `std` (over seeds) and `phase`. A pandas DataFrame if pandas is installed, else a dict of NumPy arrays.
+        """
+        return notebook.make_frame(timelines.tabulate_curves(self, test, window))
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the report to one HTML file, and return its path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from .. import timeline
 from ..errors import InputError
+from ..names import STREAM_NAMES
 from ..statistics import LEVEL, bootstrap, deviation, draw_weights
 from ..timeline import Track
 from .samples import check_known, read_samples
@@ -105,15 +107,12 @@ def _name_phases(origin: np.ndarray, severity: np.ndarray, several: bool) -> np.
 
 
 def list_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]) -> list[str]:
-    """The tests whose streams have several segments, or samples of unknown classes."""
+    """The streams in time among these tests: those that are named so, and others that have several segments."""
 
-    def is_stream(test: str) -> bool:
-        return any(
-            timeline.has_segments(read_tracks(kept, test).values()) or _score_rejection(kept, test)
-            for kept in samples.values()
-        )
+    def has_segments(test: str) -> bool:
+        return any(timeline.has_segments(read_tracks(kept, test).values()) for kept in samples.values())
 
-    return [test for test in tests if is_stream(test)]
+    return [test for test in tests if test in STREAM_NAMES or has_segments(test)]
 
 
 def score_streams(
@@ -205,7 +204,7 @@ def draw_streams(
         grouped = _group(samples, test)
         if grouped:
             first = next(iter(grouped.values()))  # streams are the same for every method
-            bands = timeline.find_bands(track for tracks in first.values() for track in tracks.values())
+            bands = timeline.find_bands([track for tracks in first.values() for track in tracks.values()])
             methods = {method: _draw(seeds, window) for method, seeds in grouped.items()}
             last = max((each.positions[-1] for each in methods.values() if each.positions), default=-1)
             shown = [(low, min(high, last + 1), phase) for low, high, phase in bands if low <= last]
@@ -270,6 +269,21 @@ def _read(results: Results, test: str) -> dict[tuple[str, int], Samples]:
     if not _group(samples, test):
         raise InputError(f"{results.folder} has no samples of {test}; run it again, which trains nothing.")
     return samples
+
+
+def read_score(plain: Mapping[str, Any]) -> StreamScore:
+    """From what `describe_streams` gives for a method."""
+    known = dict(plain)
+    for name in ("accuracy", "worst_window", "forgetting"):
+        known[name] = Estimate(**known[name]) if known[name] else None
+    known["phases"] = {phase: PhaseScore(**each) for phase, each in known["phases"].items()}
+    return StreamScore(**known)
+
+
+def find_slowest(score: StreamScore) -> PhaseScore | None:
+    """The phase after whose switches a method takes longest to recover; None if no switch could be measured."""
+    known = [each for each in score.phases.values() if each.steady is not None]
+    return max(known, key=lambda each: math.inf if each.recovery is None else each.recovery, default=None)
 
 
 def describe_streams(results: Results) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..text import say_value
 from .bill import Bill
 from .reproduce import say_unchecked
-from .tables import AVERAGE, Table
+from .tables import AVERAGE, OWN_TABLES, Table
 
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
 Rows = list[list[str]]
@@ -57,7 +57,8 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         named = ", ".join(SHORT.get(column, column) for column in apart)
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
-        remarks.append("Not the paper's data, so nothing is compared.")
+        own = record["id"] in OWN_TABLES
+        remarks.append("Not in the paper." if own else "Not the paper's data, so nothing is compared.")
     if record["compared"] and record.get("unchecked"):
         remarks.append(say_unchecked(record["unchecked"]))
     said = {

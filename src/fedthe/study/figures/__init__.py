@@ -22,7 +22,7 @@ from ...experiment.work import get_engine, pick_tests
 from ...names import TEST_NAMES
 from ...records import describe_environment
 from ...text import clean, find_nearest
-from . import alpha_beta, curves, features, gains, interpolation, leak, probing, weights
+from . import alpha_beta, curves, features, gains, interpolation, leak, probing, streams, weights
 from .base import Figure, restate_figure
 
 FIGURES: dict[str, Figure] = {
@@ -35,6 +35,7 @@ FIGURES: dict[str, Figure] = {
     "features": features.FIGURE,
     "leak": leak.FIGURE,
     "probing": probing.FIGURE,
+    "streams": streams.FIGURE,
 }
 
 
