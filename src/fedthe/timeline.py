@@ -6,8 +6,9 @@ take arrays that hold a value for each sample, in the order of the stream. Accur
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,12 +30,15 @@ class Track:
     def __len__(self) -> int:
         return len(self.right)
 
-    def segments(self) -> Iterator[tuple[int, int, str]]:
+    @cached_property
+    def segments(self) -> list[tuple[int, int, str]]:
         """First sample, end and phase of each segment."""
         ends = [*(np.flatnonzero(np.diff(self.segment)) + 1).tolist(), len(self)]
+        found = []
         for first, end in zip([0, *ends[:-1]], ends, strict=True):
-            phases = np.unique(self.phase[first:end])
-            yield first, end, str(phases[0]) if len(phases) == 1 else MIXED
+            phase = self.phase[first]
+            found.append((first, end, str(phase) if (self.phase[first:end] == phase).all() else MIXED))
+        return found
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ def smooth(track: Track, window: int = CURVE) -> np.ndarray:
     """
     at, sums = np.arange(len(track)), np.concatenate([[0], np.cumsum(track.right)])
     low, high = np.empty_like(at), np.empty_like(at)
-    for first, end, _ in track.segments():
+    for first, end, _ in track.segments:
         low[first:end], high[first:end] = first, end
     low, high = np.maximum(low, at - window // 2), np.minimum(high, at + window // 2 + 1)
     return np.asarray((sums[high] - sums[low]) / (high - low))
@@ -98,13 +102,13 @@ def find_bands(tracks: Sequence[Track]) -> list[tuple[int, int, str]]:
     there, begins = np.zeros(longest), np.zeros(longest)
     for track in tracks:
         there[: len(track)] += 1
-        begins[[first for first, *_ in track.segments()]] += 1
+        begins[[first for first, *_ in track.segments]] += 1
     starts = np.flatnonzero(2 * begins >= there).tolist()
     bands = []
     for first, end in zip(starts, [*starts[1:], longest], strict=True):
         votes: dict[str, int] = {}
         for track in tracks:
-            for low, high, phase in track.segments():
+            for low, high, phase in track.segments:
                 votes[phase] = votes.get(phase, 0) + max(0, min(high, end) - max(low, first))
         bands.append((first, end, max(votes, key=lambda phase: votes[phase])))
     return bands
@@ -118,7 +122,7 @@ def score_phases(track: Track) -> dict[str, float]:
 
 def score_segments(track: Track) -> list[tuple[str, float]]:
     """The phase and the accuracy of each segment."""
-    return [(phase, float(track.right[first:end].mean())) for first, end, phase in track.segments()]
+    return [(phase, float(track.right[first:end].mean())) for first, end, phase in track.segments]
 
 
 def find_worst_window(right: np.ndarray, window: int = WORST) -> float | None:
@@ -134,7 +138,7 @@ def find_forgetting(track: Track) -> float | None:
 
     None if the phase does not come back.
     """
-    (first, end, phase), *others = track.segments()
+    (first, end, phase), *others = track.segments
     left = next((i for i, (*_, other) in enumerate(others) if other != phase), len(others))
     later = [track.right[low:high] for low, high, other in others[left:] if other == phase]
     return float(track.right[first:end].mean() - np.concatenate(later).mean()) if later else None
@@ -145,7 +149,7 @@ def align(track: Track, phase: str) -> np.ndarray:
 
     The first segment is left out: nothing was switched.
     """
-    rows = [track.right[low:high] for low, high, other in list(track.segments())[1:] if other == phase]
+    rows = [track.right[low:high] for low, high, other in track.segments[1:] if other == phase]
     known = stack(rows)
     return np.nanmean(known, axis=0) if rows else np.empty(0)
 
@@ -191,7 +195,7 @@ def list_phases(tracks: Iterable[Track]) -> list[str]:
     found: dict[str, None] = {}
     for track in tracks:
         found |= dict.fromkeys(map(str, track.phase.tolist()))
-        found |= dict.fromkeys(phase for *_, phase in track.segments())
+        found |= dict.fromkeys(phase for *_, phase in track.segments)
     return list(found)
 
 

@@ -166,22 +166,24 @@ def _estimate(seeds: Seeds, of_track: Callable[[Track], float | None]) -> Estima
 
 
 def _score_phase(seeds: Seeds, phase: str) -> PhaseScore | None:
-    accuracy = _estimate(seeds, lambda track: timeline.score_phases(track).get(phase))
-    if accuracy is None:
+    scores = [[timeline.score_phases(track).get(phase) for track in tracks.values()] for tracks in seeds.values()]
+    known = [[each for each in of_seed if each is not None] for of_seed in scores]
+    if not all(known):
         return None
+    accuracy = 100 * float(np.mean([np.mean(each) for each in known]))
     rows = [[timeline.align(track, phase) for track in tracks.values()] for tracks in seeds.values()]
     switched = timeline.stack([row for of_seed in rows for row in of_seed])
     sizes = tuple(map(len, rows))
     each = np.concatenate([np.full(size, 1 / (len(sizes) * size)) for size in sizes])
     found = timeline.find_recovery(timeline.average(switched, each))
     if found is None:
-        return PhaseScore(accuracy.mean)
+        return PhaseScore(accuracy)
     drawn = timeline.find_recovery(timeline.average(switched, draw_weights(sizes)[:DRAWS]))
     assert drawn is not None  # the same positions
     ends = np.quantile(drawn.samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
     samples, low, high = (float(value) if np.isfinite(value) else None for value in (*found.samples, *ends))
     steady, lost = 100 * float(found.steady[0]), float(found.lost[0])
-    return PhaseScore(accuracy.mean, steady, samples, low, high, lost)
+    return PhaseScore(accuracy, steady, samples, low, high, lost)
 
 
 def _score_rejection(samples: Samples, test: str) -> timeline.Rejection | None:

@@ -58,7 +58,7 @@ def write_markdown(page: Page) -> str:
     for shown in page.shown:
         parts += [f"## {_escape_markdown(shown.name)}", *map(_escape_markdown, (say_finding(shown), shown.sentence))]
         for block in (*lay_out(shown), *lay_out_streams(shown)):
-            parts += [_escape_markdown(f"{block.title}. {block.about}"), _write_markdown_table(block)]
+            parts += [_escape_markdown(f"{block.title}. {block.about}".rstrip()), _write_markdown_table(block)]
         parts.append("\n".join(f"- {_escape_markdown(remark)}" for remark in list_remarks(shown)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -189,12 +189,13 @@ def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
 
 def lay_out_streams(shown: Shown) -> list[Block]:
     """A table for each test that changes in time."""
-    blocks = []
-    for test, stream in shown.streams.items():
+    blocks: list[Block] = []
+    about = explain_streams(score for stream in shown.streams.values() for score in stream.scores.values())
+    for test in shown.streams:
         heads, rows = lay_out_stream(shown, test)
         title = f"Stream in time: {shown.tests.get(test, test)}"
         filled = [(name, [*map(TextCell, row)]) for name, row in rows]
-        blocks.append(Block(title, explain_streams(stream.scores.values()), {head: head for head in heads}, filled))
+        blocks.append(Block(title, "" if blocks else about, {head: head for head in heads}, filled))
     return blocks
 
 

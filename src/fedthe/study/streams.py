@@ -34,7 +34,7 @@ def lay_out_streams(record: Mapping[str, Any]) -> dict[str, tuple[list[str], lis
     grids: dict[str, Callable[[StreamScore], str]] = {
         f"worst window of {WORST} samples: the lowest accuracy of a client, mean over clients": _say_worst,
         "forgetting: accuracy on the first segment minus that on later ones of its kind": _say_forgetting,
-        "recovery: samples after a switch, of the slowest kind of segment; not: not within half a segment": _say_slowest,
+        "recovery: samples after a switch to the slowest kind of segment; not: not in half a segment": _say_slowest,
     }
     found = {}
     methods = dict.fromkeys(method for of in scores.values() for method in of)

@@ -18,7 +18,7 @@ WHAT = (
 def show_streams(runs: Sequence[Shown]) -> str:
     """The tables of all runs, below the charts of the selected one; "" if no run has such a test."""
     tables = {
-        shown.name: "".join(fold(escape(block.title), write_block(block)) for block in lay_out_streams(shown))
+        shown.name: "".join(f"<h3>{escape(block.title)}</h3>{write_block(block)}" for block in lay_out_streams(shown))
         for shown in runs
         if shown.streams
     }
