@@ -21,42 +21,14 @@ from ..data.pool import Pool
 from ..errors import Damaged, InputError
 from ..timeline import CURVE
 from . import notebook, samples, tables, timelines
+from .scores import ClientScore as ClientScore
+from .scores import Failure as Failure
 from .tables import Cells, Means
 from .tables import score_rows as score_rows
 
 FILES = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
 NO_EXAMPLES = "none"  # in place of the name of a file of examples: data that are no pictures
 ELSEWHERE = ("rows", "config", "environment")  # fields of results that are not in summary.json
-
-
-@dataclass(frozen=True)
-class ClientScore:
-    """How one client did on one test distribution: a row of results.jsonl."""
-
-    method: str
-    seed: int
-    test: str
-    client: int
-    samples: int
-    right: int
-    accuracy: float  # percent
-    ms_per_sample: float
-    nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A method without an answer on a seed, and why."""
-
-    method: str
-    seed: int
-    why: str
-    rounds: int | None = None  # after which it failed, where that is not at the end
-
-    @property
-    def who(self) -> str:
-        after = "" if self.rounds is None else f", after {self.rounds} rounds"
-        return f"{self.method}, seed {self.seed}{after}"
 
 
 def _by_number(value: Mapping[str, Any]) -> dict[int, Any]:
@@ -154,6 +126,14 @@ class Results:
         """
         return tables.find_calibration_errors(samples.read_samples(self))
 
+    def rejection(self) -> Means:
+        """How well the probability of the answer tells samples of known classes from those of an unknown one.
+
+        The area under the ROC curve in percent, where 50 is chance: the mean over clients, then over seeds; of the
+        test open_set, and empty without it.
+        """
+        return tables.average_auroc(self.rows)
+
     def std(self) -> dict[str, dict[str, float | None]]:
         """The standard deviation (n - 1) over seeds of what `table` gives; None where there is a single seed."""
         return {method: {test: std for test, (_, std) in cells.items()} for method, cells in self.scores().items()}
@@ -172,6 +152,7 @@ class Results:
             "worst_tenth": self.worst_tenth(),
             "sample_weighted": self.weighted(),
             "nll": self.nll(),
+            "rejection": self.rejection(),
         }
         return shown | {
             each.name: _make_plain(getattr(self, each.name)) for each in fields(self) if each.name not in ELSEWHERE
@@ -201,8 +182,10 @@ class Results:
     def samples(self, method: str | None = None, test: str | None = None, seed: int | None = None) -> Any:
         """One row per sample, in the order of its stream; of all methods, tests and seeds, or of those named.
 
-        Columns: `label` and `answer` (classes by number), `right`, `probability` (of the answer), `truth` (the
-        probability of the true class); for two heads also `e` (the weight of the global head), `global` and `personal`
+        Columns: `label` and `answer` (classes by number; -1: a class that no client holds), `right`, `probability` (of
+        the answer), `truth` (the probability of the true class), `segment` (the number of the block in time), `origin`
+        (a position in `fedthe.data.shifts.ORIGINS`), `kind` (one in `fedthe.corruptions.CORRUPTIONS`; -1: clean) and
+        `severity` (0: clean); for two heads also `e` (the weight of the global head), `global` and `personal`
         (what each head answers alone), `global_probability` and `personal_probability` (what each gives to the
         answer). What a method does not have is NaN. A pandas DataFrame if pandas is installed, else a dict of NumPy
         arrays.

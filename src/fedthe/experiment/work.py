@@ -22,6 +22,7 @@ from ..config import Config
 from ..corruptions import CORRUPTION_VERSION
 from ..data.plan import Federation, build
 from ..data.pool import Dataset
+from ..data.unknown import set_aside
 from ..engine.evaluate import answer_one, check_columns, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
@@ -42,13 +43,14 @@ from ..text import find_nearest, flatten
 from ..tree import Tree
 from .checkpoint import Checkpoint
 from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_samples
-from .results import NO_EXAMPLES, ClientScore
+from .results import NO_EXAMPLES
+from .scores import ClientScore, make_columns, make_row
 
 T = TypeVar("T")
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
-ANSWERS = 3  # the same of answers alone: raised when their files change, which retrains nothing
+ANSWERS = 4  # the same of answers alone: raised when their files change, which retrains nothing
 
 
 @dataclass(frozen=True)
@@ -237,32 +239,24 @@ class Work:
         self, name: str, method: Method, deployed: Tree, clients: Sequence[int]
     ) -> dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]]:
         """By test and client: the score, and columns with a value for every sample."""
-        places, asked, labels = [], [], []
+        places, asked, streams = [], [], []
         for test in self.tests:
             for i, k in enumerate(clients):
                 stream = self.federation.tests[test][k]
-                if stream is not None:
-                    stream = stream.first(self.config.samples)
+                stream = stream and stream.first(self.config.samples)
+                if stream is not None and (self.federation.labels(stream) >= 0).any():
                     places.append((test, k))
                     asked.append(Question(i, self.federation.inputs(stream), (self.run.seed, test, k)))
-                    labels.append(self.federation.labels(stream))
+                    streams.append(stream)
         with code_of_a_method():
             answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
         scored = {}
-        for (test, k), question, truth, answered in zip(places, asked, labels, answers, strict=True):
+        for (test, k), question, stream, answered in zip(places, asked, streams, answers, strict=True):
             check_columns(method, answered)
+            truth = self.federation.labels(stream)
             scores = score(answered, truth, question.path)
-            ms = 1000 * scores.seconds / len(truth)
-            right = int(scores.right.sum())
-            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms, scores.nll)
-            known = {
-                "right": scores.right,
-                "label": truth.astype(np.int32),
-                "answer": scores.classes.astype(np.int32),
-                "probability": np.exp(scores.log_probability).astype(np.float32),
-                "truth": np.exp(scores.log_truth).astype(np.float32),
-            }
-            scored[test, k] = (row, scores.info | known)
+            row = make_row(name, self.run.seed, test, k, scores)
+            scored[test, k] = row, scores.info | make_columns(scores, truth, stream)
         return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
@@ -291,7 +285,7 @@ def prepare(
     """
     engine = get_engine(config.engine, config.device, config.precision, config.threads)
     find_parts(config, recipes, net)  # refuses bad ones before any data is loaded
-    dataset = dataset or load(config)
+    dataset = set_aside(dataset or load(config), config.unknown)
     config = fit_to_data(config, dataset)
     made = pick_net(config, dataset.pool, net)
     config = config if net is None and config.net in NETS else fit_to_net(config, made)
