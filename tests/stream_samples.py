@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedthe.experiment.timelines import ORIGINS
+from fedthe.data.shifts import ORIGINS
 
 OWN, CORRUPTED, OOC = map(ORIGINS.index, ("own", "corrupted", "ooc"))
 SLOW = {"fedavg": 0, "fedavg_ft": 0, "fedthe": 8, "fedthe_plus": 3}  # samples until a method has noticed a switch

@@ -16,6 +16,7 @@ CURVE = 15  # samples of the moving average of a curve, centred
 WORST = 50  # samples of the worst window
 RECOVERED = 5  # samples of the moving average that decides when a method has recovered
 TOLERANCE = 0.05  # below the steady accuracy at which it has
+PASS = 0.95  # of the samples of known classes, at the threshold of confidence that unknown ones are measured at
 MIXED = "mixed"  # the phase of a segment whose samples have several
 
 
@@ -48,14 +49,6 @@ class Recovery:
     samples: np.ndarray  # until it has recovered; infinite if it does not within the first half of a segment
     steady: np.ndarray  # accuracy in the second half of a segment
     lost: np.ndarray  # samples: how many more of the first half would be right at the steady accuracy
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """How well confidence tells known classes from unknown ones."""
-
-    auroc: float  # the probability that a known sample has more confidence than an unknown one; ties count half
-    fpr95: float  # the share of unknown samples that pass when at least 95 % of the known ones do
 
 
 def smooth(track: Track, window: int = CURVE) -> np.ndarray:
@@ -173,21 +166,10 @@ def find_recovery(curves: np.ndarray, window: int = RECOVERED, tolerance: float 
     return Recovery(samples, steady, (steady[:, None] - curves[:, :half]).sum(axis=1))
 
 
-def score_rejection(confidence: np.ndarray, known: np.ndarray) -> Rejection | None:
-    """From the confidence in each answer and whether its class is known; None if all are known, or none."""
-    inside, outside = confidence[known], confidence[~known]
-    if not len(inside) or not len(outside):
-        return None
-    ranks = rank(np.concatenate([inside, outside]))
-    above = ranks[: len(inside)].sum() - len(inside) * (len(inside) + 1) / 2
-    passed = np.sort(inside)[::-1][int(np.ceil(0.95 * len(inside) - 1e-9)) - 1]  # the lowest confidence that passes
-    return Rejection(float(above / (len(inside) * len(outside))), float((outside >= passed).mean()))
-
-
-def rank(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
+def count_passing(inside: np.ndarray, outside: np.ndarray, share: float = PASS) -> float:
+    """The share of `outside` that passes the highest threshold that at least `share` of `inside` pass."""
+    threshold = np.sort(inside)[::-1][int(np.ceil(share * len(inside) - 1e-9)) - 1]
+    return float((outside >= threshold).mean())
 
 
 def list_phases(tracks: Iterable[Track]) -> list[str]:

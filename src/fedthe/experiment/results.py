@@ -58,7 +58,7 @@ class Results:
     """What a run measured. `fedthe.run` returns it, and `fedthe.read_results` reads it from the folder of a run.
 
     Tables are dicts by method and test: `table`, `std`, `worst`, `worst_tenth`, `weighted`, `nll` and `calibration`.
-    `frame` and `samples` give all scores and all answers as data, `compare` compares two methods with intervals, and
+    `frame`, `samples`, `timeline` and `over_time` give data, `compare` compares two methods with intervals, and
     `report` writes a page. In a notebook, results show the table of accuracies.
     """
 
@@ -196,20 +196,17 @@ class Results:
         return notebook.make_frame(samples.select_samples(self, method, test, seed))
 
     def timeline(self, test: str) -> Any:
-        """How every method takes a stream in time; one row per method, in percent.
+        """How every method takes a stream in time; one row per method, as the page on streams defines it.
 
-        Columns: `accuracy`, `worst_window` (50 samples in a row) and `forgetting`, with 95 % intervals (`_low`,
-        `_high`), `worst_client`, for an open set `auroc` and `fpr95`, and for each phase P of the stream `accuracy P`,
-        `steady P`, `recovery P` (samples) and `lost P` (samples). docs/streams.md defines them. A pandas DataFrame if
-        pandas is installed, else a dict of NumPy arrays.
+        Columns (%): `accuracy`, `worst_window` and `forgetting`, with intervals (`_low`, `_high`), `worst_client`,
+        `auroc`, `fpr95`, and for each phase P `accuracy P`, `steady P`, `recovery P` and `lost P` (samples).
         """
         return notebook.make_frame(timelines.tabulate_scores(self, test))
 
     def over_time(self, test: str, window: int = CURVE) -> Any:
-        """Accuracy (%) along a stream, the mean over clients and seeds; one row per method and position.
+        """Accuracy (%) along a stream, and its `std` over seeds; one row per method and position.
 
-        window: samples of the moving average, which is centred and ends where a segment does. Columns: `accuracy`,
-        `std` (over seeds) and `phase`. A pandas DataFrame if pandas is installed, else a dict of NumPy arrays.
+        window: samples of the moving average, which is centred and ends where a segment does.
         """
         return notebook.make_frame(timelines.tabulate_curves(self, test, window))
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import timeline
+from ..data.shifts import ORIGINS
 from ..errors import InputError
 from ..names import STREAM_NAMES
-from ..statistics import LEVEL, bootstrap, deviation, draw_weights
+from ..statistics import LEVEL, bootstrap, draw_weights
 from ..timeline import Track
 from .samples import check_known, read_samples
-from .tables import Samples
+from .tables import Means, Samples
 
 if TYPE_CHECKING:
     from .results import Results
 
 DRAWS = 1000  # of the interval of a recovery
-UNKNOWN = -1  # the label of a sample whose class nobody trained
-ORIGINS = ("own", "corrupted", "natural", "ooc", "corrupted_ooc", "unknown")  # by number
 
 Seeds = Mapping[int, Mapping[int, Track]]  # by seed and client
 
@@ -57,8 +56,8 @@ class StreamScore:
     worst_client: float | None  # the lowest of all clients' worst windows, mean over seeds
     forgetting: Estimate | None  # points lost from the first segment to later ones of its phase
     phases: Mapping[str, PhaseScore]
-    auroc: float | None = None  # of confidence, for known against unknown classes; mean over seeds
-    fpr95: float | None = None
+    auroc: float | None = None  # of the probability of answers, for known classes against an unknown one
+    fpr95: float | None = None  # samples of the unknown class that pass where 95 % of the others do
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class TimeCurve:
     positions: Sequence[int]
     mean: Sequence[float]
     std: Sequence[float] | None  # over seeds (n - 1); None for one seed
+    segments: Sequence[float]  # accuracy in each of the bands
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_tracks(samples: Samples, test: str) -> dict[int, Track]:
     severities = {int(each) for place in places.values() for each in np.unique(read(place, "severity"))} - {0}
     tracks = {}
     for client, place in sorted(places.items()):
-        known = read(place, "label") != UNKNOWN
+        known = read(place, "label") >= 0
         phase = _name_phases(read(place, "origin"), read(place, "severity"), several=len(severities) > 1)
         tracks[client] = Track(samples[place + "right"][known], read(place, "segment")[known], phase[known])
     return {client: track for client, track in tracks.items() if len(track)}
@@ -116,14 +116,18 @@ def list_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str
 
 
 def score_streams(
-    samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]
+    samples: Mapping[tuple[str, int], Samples], tests: Iterable[str], aurocs: Means | None = None
 ) -> dict[str, dict[str, StreamScore]]:
-    """By test and method. A method that lacks the samples of a seed is left out, as its mean would be another."""
+    """By test and method. A method that lacks the samples of a seed is left out, as its mean would be another.
+
+    aurocs: those of an open set, in percent; see `Results.rejection`.
+    """
     found: dict[str, dict[str, StreamScore]] = {}
     for test in tests:
         for method, seeds in _group(samples, test).items():
-            rejected = [_score_rejection(samples[method, seed], test) for seed in seeds]
-            found.setdefault(test, {})[method] = _score(seeds, [each for each in rejected if each])
+            passing = [_count_passing(samples[method, seed], test) for seed in seeds]
+            auroc = (aurocs or {}).get(method, {}).get(test)
+            found.setdefault(test, {})[method] = replace(_score(seeds), auroc=auroc, fpr95=_average_seeds(passing))
     return found
 
 
@@ -134,7 +138,7 @@ def _group(samples: Mapping[tuple[str, int], Samples], test: str) -> dict[str, S
     return {method: seeds for method, seeds in grouped.items() if all(seeds.values())}
 
 
-def _score(seeds: Seeds, rejected: Sequence[timeline.Rejection]) -> StreamScore:
+def _score(seeds: Seeds) -> StreamScore:
     accuracy = _estimate(seeds, lambda track: float(track.right.mean()))
     assert accuracy is not None  # every stream has samples
     worst = [
@@ -147,30 +151,28 @@ def _score(seeds: Seeds, rejected: Sequence[timeline.Rejection]) -> StreamScore:
         accuracy=accuracy,
         worst_window=_estimate(seeds, lambda track: timeline.find_worst_window(track.right)),
         worst_client=100 * float(np.mean([min(each) for each in worst])) if all(worst) else None,
-        forgetting=_estimate(seeds, timeline.find_forgetting),
+        forgetting=_estimate(seeds, timeline.find_forgetting, lowest=-100.0),
         phases={phase: score for phase, score in scores.items() if score},
-        auroc=100 * float(np.mean([each.auroc for each in rejected])) if rejected else None,
-        fpr95=100 * float(np.mean([each.fpr95 for each in rejected])) if rejected else None,
     )
 
 
-def _estimate(seeds: Seeds, of_track: Callable[[Track], float | None]) -> Estimate | None:
-    """In percent; without clients that have no value."""
+def _estimate(seeds: Seeds, of_track: Callable[[Track], float | None], lowest: float = 0.0) -> Estimate | None:
+    """In percent, from `lowest` to 100; without clients that have no value."""
     found = [
         [value for track in tracks.values() if (value := of_track(track)) is not None] for tracks in seeds.values()
     ]
     if not all(found):
         return None
     interval = bootstrap([100 * np.array(each) for each in found])
-    return Estimate(interval.mean, interval.low, interval.high)
+    low, high = (end and min(max(end, lowest), 100.0) for end in (interval.low, interval.high))
+    return Estimate(interval.mean, low, high)
 
 
 def _score_phase(seeds: Seeds, phase: str) -> PhaseScore | None:
     scores = [[timeline.score_phases(track).get(phase) for track in tracks.values()] for tracks in seeds.values()]
-    known = [[each for each in of_seed if each is not None] for of_seed in scores]
-    if not all(known):
+    accuracy = _average_seeds([[each for each in of_seed if each is not None] for of_seed in scores])
+    if accuracy is None:
         return None
-    accuracy = 100 * float(np.mean([np.mean(each) for each in known]))
     rows = [[timeline.align(track, phase) for track in tracks.values()] for tracks in seeds.values()]
     switched = timeline.stack([row for of_seed in rows for row in of_seed])
     sizes = tuple(map(len, rows))
@@ -186,15 +188,21 @@ def _score_phase(seeds: Seeds, phase: str) -> PhaseScore | None:
     return PhaseScore(accuracy, steady, samples, low, high, lost)
 
 
-def _score_rejection(samples: Samples, test: str) -> timeline.Rejection | None:
-    """Over all samples of a seed."""
-    places = [name.removesuffix("label") for name in samples if name.rsplit("/", 2)[0::2] == [test, "label"]]
-    if not places or not all(place + "probability" in samples for place in places):
-        return None
-    labels, confidence = (
-        np.concatenate([samples[place + name] for place in places]) for name in ("label", "probability")
-    )
-    return timeline.score_rejection(confidence, labels != UNKNOWN)
+def _count_passing(samples: Samples, test: str) -> list[float]:
+    """For each client with samples of unknown classes: how many of them have the confidence of known ones."""
+    found = []
+    for name in samples:
+        place = name.removesuffix("label")
+        if name.rsplit("/", 2)[0::2] == [test, "label"] and place + "probability" in samples:
+            known, confidence = samples[name] >= 0, samples[place + "probability"]
+            if known.any() and not known.all():
+                found.append(timeline.count_passing(confidence[known], confidence[~known]))
+    return found
+
+
+def _average_seeds(seeds: Sequence[Sequence[float]]) -> float | None:
+    """In percent, from values of clients by seed; None if a seed has none."""
+    return 100 * float(np.mean([np.mean(each) for each in seeds])) if all(seeds) else None
 
 
 def draw_streams(
@@ -205,30 +213,30 @@ def draw_streams(
     for test in tests:
         grouped = _group(samples, test)
         if grouped:
-            first = next(iter(grouped.values()))  # streams are the same for every method
-            bands = timeline.find_bands([track for tracks in first.values() for track in tracks.values()])
-            methods = {method: _draw(seeds, window) for method, seeds in grouped.items()}
-            last = max((each.positions[-1] for each in methods.values() if each.positions), default=-1)
-            shown = [(low, min(high, last + 1), phase) for low, high, phase in bands if low <= last]
+            seeds = next(iter(grouped.values()))  # streams are the same for every method
+            bands = timeline.find_bands([track for tracks in seeds.values() for track in tracks.values()])
+            end = min(int(np.median([len(track) for track in tracks.values()])) for tracks in seeds.values())
+            shown = [(low, min(high, end), phase) for low, high, phase in bands if low < end]
+            methods = {method: _draw(seeds, window, shown) for method, seeds in grouped.items()}
             curves[test] = StreamCurves(shown, methods)
     return curves
 
 
-def _draw(seeds: Seeds, window: int) -> TimeCurve:
-    rows = timeline.stack(
-        [
-            timeline.average(timeline.stack([timeline.smooth(track, window) for track in tracks.values()]))
-            for tracks in seeds.values()
-        ]
-    )
-    rows = 100 * rows[:, ~np.isnan(rows).any(axis=0)]
-    std = [float(deviation(column) or 0.0) for column in rows.T.tolist()] if len(rows) > 1 else None
-    return TimeCurve(list(range(rows.shape[1])), rows.mean(axis=0).tolist(), std)
+def _draw(seeds: Seeds, window: int, bands: Sequence[tuple[int, int, str]]) -> TimeCurve:
+    """Up to the end of the last band."""
+    smooth = [timeline.stack([timeline.smooth(track, window) for track in of.values()]) for of in seeds.values()]
+    rows = 100 * np.array([timeline.average(each)[: bands[-1][1]] for each in smooth])  # [seeds, positions]
+    std = rows.std(axis=0, ddof=1).tolist() if len(rows) > 1 else None
+    segments = [
+        _average_seeds([[t.right[low:high].mean() for t in of.values() if len(t) > low] for of in seeds.values()])
+        for low, high, _ in bands
+    ]
+    return TimeCurve(list(range(rows.shape[1])), rows.mean(axis=0).tolist(), std, [each for each in segments if each is not None])
 
 
 def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:
     """Columns with a row for every method."""
-    scores = score_streams(_read(results, test), [test])[test]
+    scores = score_streams(_read(results, test), [test], results.rejection())[test]
     columns: dict[str, list[Any]] = {"method": list(scores)}
 
     def add(name: str, values: Iterable[float | None]) -> None:
@@ -291,5 +299,5 @@ def find_slowest(score: StreamScore) -> PhaseScore | None:
 def describe_streams(results: Results) -> dict[str, dict[str, Any]]:
     """The scores on all streams in time, by test and method, as plain data."""
     samples = read_samples(results)
-    scores = score_streams(samples, list_streams(samples, results.tests))
+    scores = score_streams(samples, list_streams(samples, results.tests), results.rejection())
     return {test: {method: asdict(score) for method, score in of.items()} for test, of in scores.items()}

@@ -92,7 +92,7 @@ def show_results(results: Results) -> Shown:
         seeds=list(config.seeds),
         scores=_score(clients, more),
         short=find_short_streams(results.rows),
-        streams=gather_streams(samples, results.tests),
+        streams=gather_streams(samples, results.tests, results.rejection()),
         costs={
             method: Cost(ms.get(method), *map(results.costs.get(method, {}).get, ("forward", "backward")))
             for method in results.methods

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..experiment.tables import Samples
+from ..experiment.tables import Means, Samples
 from ..experiment.timelines import (
     Estimate,
     PhaseScore,
@@ -25,11 +25,13 @@ NEVER = "not"  # in place of the samples until a method has recovered
 FEW = 3  # phases that each have a column for their recovery
 
 
-def gather_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]) -> dict[str, Timeline]:
+def gather_streams(
+    samples: Mapping[tuple[str, int], Samples], tests: Iterable[str], aurocs: Means
+) -> dict[str, Timeline]:
     """Of the tests that change in time; without those that no method has all samples of."""
     streams = list_streams(samples, tests)
     curves = draw_streams(samples, streams)
-    return {test: Timeline(scores, curves[test]) for test, scores in score_streams(samples, streams).items()}
+    return {test: Timeline(scores, curves[test]) for test, scores in score_streams(samples, streams, aurocs).items()}
 
 
 def read_streams(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Timeline]:
@@ -97,5 +99,5 @@ def explain_streams(scores: Iterable[StreamScore]) -> str:
             "segment, so 0 if it changes little, at whatever level; not: not within half a segment."
         )
     if any(score.auroc is not None for score in scores):
-        said.append("AUROC and FPR: of the confidence in the answer, known classes against unknown ones.")
+        said.append("AUROC and FPR: of the probability of the answer, known classes against an unknown one.")
     return " ".join(said)

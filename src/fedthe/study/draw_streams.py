@@ -28,6 +28,7 @@ def pick_streams(curves: StreamCurves) -> dict[str, Any]:
                 "positions": [curve.positions[i] for i in some],
                 "mean": [round(curve.mean[i], 2) for i in some],
                 "std": [round(curve.std[i], 2) for i in some] if curve.std else None,
+                "segments": [round(each, 3) for each in curve.segments],
             }
             for method, curve in curves.methods.items()
             for some in [_thin(len(curve.positions))]

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..text import say_value
+from . import streams
 from .bill import Bill
 from .reproduce import say_unchecked
 from .tables import AVERAGE, OWN_TABLES, Table
 
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
+SHORT |= streams.SHORT
+WIDE = 6  # columns; a table with more has standard deviations below the means
 Rows = list[list[str]]
 Grid = tuple[list[str], Rows]  # a head, and rows
 Number = Sequence[float]  # a mean and, where there is one, its standard deviation
@@ -19,7 +22,9 @@ Number = Sequence[float]  # a mean and, where there is one, its standard deviati
 def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
     """Ours ± the standard deviation over seeds; below, the paper's and the difference, where both are comparable."""
     head = ["", *(SHORT.get(column, column) for column in record["columns"])]
-    return head, _lay_out_rows(table, record, _say_cell)
+    if len(record["columns"]) <= WIDE:
+        return head, _lay_out_rows(table, record, _say_cell)
+    return [each.replace(" ", "\n") for each in head], _lay_out_rows(table, record, _say_high_cell)
 
 
 def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number, Number | None], str]) -> Rows:
@@ -41,6 +46,10 @@ def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number
 def _say_cell(ours: Number, paper: Number | None) -> str:
     said = " ±".join(f"{each:.1f}" for each in ours)
     return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
+
+
+def _say_high_cell(ours: Number, paper: Number | None) -> str:
+    return _say_cell(ours, paper).replace(" ±", "\n±")
 
 
 def say_spread(record: Mapping[str, Any]) -> str:

@@ -13,6 +13,15 @@ NOTHING = "-"
 TITLE = f"{NET_NAMES['cnn']} on CIFAR-10, Dir(0.1): streams in time"
 METHODS = ("fedavg", "fedavg_ft", "fedrod", "t3a", "memo_p", "ttt", "fedthe", "fedthe_plus")
 STREAMS = ("correlated", "ooc_correlated", "switch10", "switch50", "switch100", "gradual", "recurring", "late")
+SHORT = {
+    "correlated": "correl.",
+    "ooc_correlated": "ooc correl.",
+    "switch10": "switch 10",
+    "switch50": "switch 50",
+    "switch100": "switch 100",
+    "recurring": "recur.",
+    "open_set": "open set",
+}
 SETTING = {
     "dataset": "cifar10",
     "model": "cnn",
@@ -45,7 +54,7 @@ def lay_out_streams(record: Mapping[str, Any]) -> dict[str, tuple[list[str], lis
         told = {test: column for test, column in columns.items() if set(column) != {NOTHING}}
         rows = [[method, *(column[i] for column in told.values())] for i, method in enumerate(methods)]
         if told:
-            found[title] = ["", *told], rows
+            found[title] = ["", *(SHORT.get(test, test).replace(" ", "\n") for test in told)], rows
     return found
 
 

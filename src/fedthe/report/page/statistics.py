@@ -35,8 +35,8 @@ def write_block(block: Block) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_write_cell, row))}</tr>' for name, row in block.rows
     )
+    about = f"<caption><span>{escape(block.about)}</span></caption>" if block.about else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}"><table>'
-        f"<caption><span>{escape(block.about)}</span></caption>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}"><table>{about}'
         f'<thead><tr><th scope="col">method</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )

@@ -1,4 +1,4 @@
-"""Streams in time: a chart of each, drawn by streams.js, and a table of how methods take its switches."""
+"""Streams in time: for each, a chart, drawn by streams.js, and a table of how methods take its switches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..data import Shown
 from ..formats import lay_out_streams
-from .markup import escape, fold, frame
+from .markup import escape, frame, prefix
 from .statistics import write_block
 
 WHAT = (
@@ -16,16 +16,21 @@ WHAT = (
 
 
 def show_streams(runs: Sequence[Shown]) -> str:
-    """The tables of all runs, below the charts of the selected one; "" if no run has such a test."""
-    tables = {
-        shown.name: "".join(f"<h3>{escape(block.title)}</h3>{write_block(block)}" for block in lay_out_streams(shown))
-        for shown in runs
-        if shown.streams
-    }
-    if not tables:
+    """The streams of all runs, of which scripts show those of the selected one; "" if no run has any."""
+    several = len(runs) > 1
+    parts = []
+    for i, shown in enumerate(runs):
+        for test, block in zip(shown.streams, lay_out_streams(shown), strict=True):
+            title = f"{prefix(shown, several)}{escape(shown.tests.get(test, test))}"
+            place = f'<div class="place needs-script" data-test="{escape(test)}"></div>'
+            parts.append(f'<div class="stream" data-run="{i}">\n<h3>{title}</h3>\n{place}\n{write_block(block)}</div>')
+    if not parts:
         return ""
-    charts = "" if all(each.curves is None for shown in runs for each in shown.streams.values()) else WHAT
-    of_run = '<p class="of-run"></p>' if len(runs) > 1 else ""
-    body = f'{of_run}<div class="needs-script"><p class="what">{charts}</p><div class="drawn"></div></div>'
-    told = [fold(escape(name), table) if len(runs) > 1 else table for name, table in tables.items()]
-    return frame("streams", "Streams in time", body + "\n".join(told))
+    what = f'<p class="what needs-script">{WHAT}</p>' if any(_has_curves(shown) for shown in runs) else ""
+    of_run = '<p class="of-run"></p>' if several else ""
+    body = "\n".join([f'{of_run}{what}<div class="drawn"></div>', *parts])
+    return frame("streams", "Streams in time", body)
+
+
+def _has_curves(shown: Shown) -> bool:
+    return any(stream.curves for stream in shown.streams.values())
