@@ -231,7 +231,9 @@ def _draw(seeds: Seeds, window: int, bands: Sequence[tuple[int, int, str]]) -> T
         _average_seeds([[t.right[low:high].mean() for t in of.values() if len(t) > low] for of in seeds.values()])
         for low, high, _ in bands
     ]
-    return TimeCurve(list(range(rows.shape[1])), rows.mean(axis=0).tolist(), std, [each for each in segments if each is not None])
+    return TimeCurve(
+        list(range(rows.shape[1])), rows.mean(axis=0).tolist(), std, [each for each in segments if each is not None]
+    )
 
 
 def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:

@@ -14,7 +14,8 @@ from ..names import OURS, name_phase
 from . import draw
 
 POINTS = 250  # of a curve
-BEST = 4  # methods that a chart shows at first, beside ours
+BEST = 4  # methods that a chart of the report shows at first, beside ours
+DRAWN = 8  # methods of the picture
 GREY = "#777777"
 
 
@@ -64,8 +65,8 @@ def draw_streams(measured: Mapping[str, Any], path: Path) -> None:
     from matplotlib.patches import Patch
 
     streams = measured["data"]["streams"]
-    methods = dict.fromkeys(method for each in streams.values() for method in each["curves"])
-    looks = draw.look_up(methods)
+    methods = list(dict.fromkeys(method for each in streams.values() for method in each["curves"]))
+    looks = {method: look for method, look in draw.look_up(methods).items() if method in _pick_drawn(streams, methods)}
     figure, axes = draw.make_panels(len(streams), columns=2, width=6.2, height=2.7)
     shades: dict[str, Patch] = {}
     for panel, (test, stream) in zip(axes, streams.items(), strict=True):
@@ -80,8 +81,19 @@ def draw_streams(measured: Mapping[str, Any], path: Path) -> None:
                 positions = np.array(curve["positions"]) + 1
                 panel.plot(positions, curve["mean"], style, color=colour, label=name, lw=0.7 * width)
         panel.set(xlabel="sample", ylabel="accuracy (%)", xlim=(0.5, max(end for _, end, _ in stream["bands"]) + 0.5))
-        draw.head(panel, measured, test)
+        panel.set_title(measured["tests"][test], fontsize=10, parse_math=False)
+        panel.grid(color="#e5e5e5", lw=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
     lines = {line.get_label(): line for panel in axes for line in panel.get_lines()}
     draw.put_legend(figure, [*lines.values(), *shades.values()], [*map(str, lines), *shades])
-    note = "mean over clients and seeds; shades: what the samples of a segment are drawn from"
+    some = f"; {len(looks)} of {len(methods)} methods" if len(looks) < len(methods) else ""
+    note = f"mean over clients and seeds; shades: what the samples of a segment are drawn from{some}"
     draw.finish(figure, measured, path, note)
+
+
+def _pick_drawn(streams: Mapping[str, Any], methods: Sequence[str]) -> list[str]:
+    """As many as can be told apart: the best over all streams, and ours."""
+    whole = [method for method in methods if all(method in each["curves"] for each in streams.values())]
+    means = {m: fmean(fmean(each["curves"][m]["segments"]) for each in streams.values()) for m in whole}
+    best = sorted(whole, key=lambda method: -means[method])[: DRAWN - len(OURS)]
+    return list(methods) if len(methods) <= DRAWN else [m for m in methods if m in (*best, *OURS)]
