@@ -59,6 +59,7 @@ class Config:
     frost: str | None = None  # a folder of frost photographs for that corruption; None: generated textures
     train_fraction: float = 1.0  # of each client's training rows that are used
     test_fraction: float = 1.0  # of each client's test rows that are used
+    unseen: float = 0.0  # the share of clients that join after training, with their labels and without; 0: none
     unknown: str | None = None  # a class, by name or number, that no client holds, for the test open_set; None: none
     tests: tuple[str, ...] | None = None  # the test distributions; None: the standard ones, and those of `streams`
     streams: dict[str, str] = field(default_factory=dict)  # tests of your own: streams.mine="own 100, ooc 50, own 100"

@@ -56,10 +56,16 @@ def test_scores_are_those_of_literal_versions(samples, test, method):
     names = dict.fromkeys(phase for _, _, phases in clients for phase in phases)
     assert list(score.phases) == list(names)
     for phase, found in score.phases.items():
-        accuracy = average(lambda s, k, phase=phase: np.mean([r for r, _, p in zip(*stream(s, k), strict=True) if p == phase]))
+        accuracy = average(
+            lambda s, k, phase=phase: np.mean([r for r, _, p in zip(*stream(s, k), strict=True) if p == phase])
+        )
         assert found.accuracy == pytest.approx(100 * accuracy)
         recovery, steady, lost = oracle.recovery(clients, phase, RECOVERED, 0.05)
-        assert (found.recovery, found.steady, found.lost) == (recovery, pytest.approx(100 * steady), pytest.approx(lost))
+        assert (found.recovery, found.steady, found.lost) == (
+            recovery,
+            pytest.approx(100 * steady),
+            pytest.approx(lost),
+        )
         ends = [np.inf if end is None else end for end in (found.recovery_low, found.recovery_high)]
         assert ends[0] <= (np.inf if recovery is None else recovery) <= ends[1]
 

@@ -44,6 +44,9 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
         without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
         if without:
             notes.append(f"{name}: no such test for client {', '.join(without)}, which has too few test rows for it")
+    if federation.unseen:
+        who = ", ".join(map(str, federation.unseen))
+        notes.append(f"unseen: clients that join after training: {who}; tables are of the others")
     if dataset.unknown is not None:
         notes.append(f"no client holds {call(dataset.unknown)}, which open_set asks about")
     for part in ("train", "test"):

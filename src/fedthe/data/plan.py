@@ -111,6 +111,12 @@ class Federation:
         return count_classes(self.pool, self.clients)
 
     @cached_property
+    def unseen(self) -> tuple[int, ...]:
+        """The clients that take no part in training, in order."""
+        drawn = rng.choose(rng.key(self.settings.seed, "unseen"), len(self.clients), self.settings.count_unseen)
+        return tuple(sorted(drawn.tolist()))
+
+    @cached_property
     def test_rows(self) -> np.ndarray:
         """The test rows of all clients, sorted: the rows that have a corrupted copy."""
         return np.sort(np.concatenate([split.test for split in self.clients]))
@@ -249,7 +255,7 @@ class Federation:
     def training_hash(self) -> str:
         """Identifies all that training sees: the rows each client trains on, and the pixels of the pool."""
         splits = [(client["splits"]["train"], client["splits"]["val"]) for client in self.manifest["clients"]]
-        return content_hash(splits, self.pool.digest)
+        return content_hash(splits, self.pool.digest, *([list(self.unseen)] if self.unseen else []))
 
     @cached_property
     def content_hash(self) -> str:

@@ -30,12 +30,13 @@ class Settings:
     feature_severity: int = 3  # of the corruption that a client has as its feature shift
     tests: tuple[str, ...] | None = None  # those that are laid out beside the benchmark's own; None: all of `streams`
     streams: Mapping[str, str] = field(default_factory=dict)  # by name: pieces, such as "own 100, ooc 50, own 100"
+    unseen: float = 0.0  # the share of clients that take no part in training, and join after it; above 0: at least one
     unknown: str | None = None  # a class that no client holds, by its name or number, for the test open_set
 
     def __post_init__(self) -> None:
         for name in ("clients", "seed", "severity", "shards", "feature_severity"):
             object.__setattr__(self, name, read_whole(name, getattr(self, name)))
-        for name in ("dirichlet", "train_fraction", "test_fraction"):
+        for name in ("dirichlet", "train_fraction", "test_fraction", "unseen"):
             object.__setattr__(self, name, read_number(name, getattr(self, name)))
         check_dirichlet(self.dirichlet)
         for name in ("severity", "feature_severity"):
@@ -47,10 +48,16 @@ class Settings:
         for name in ("train_fraction", "test_fraction"):
             if not 0 < getattr(self, name) <= 1:
                 raise InputError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}.")
+        if not 0 <= self.unseen < 1 or (self.unseen and self.count_unseen >= self.clients):
+            raise InputError(f"unseen must be from 0 to below 1 and leave a client to train, but is {self.unseen}.")
         if not 0 <= self.seed < 2**31:
             raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
         for name, text in self.streams.items():
             parse_pieces(name, text)
+
+    @property
+    def count_unseen(self) -> int:
+        return max(1, round(self.unseen * self.clients)) if self.unseen else 0
 
     def describe(self) -> dict[str, Any]:
         """The settings that have an effect, for a manifest. Those that older versions did not have are left out where
@@ -71,7 +78,7 @@ class Settings:
         told["streams"] = {
             name: text for name, text in self.streams.items() if self.tests is None or name in self.tests
         }
-        for name in ("streams", "unknown"):
+        for name in ("streams", "unknown", "unseen"):
             if not told[name]:
                 del told[name]
         return told

@@ -29,8 +29,9 @@ COLUMNS = (
 def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
     """Per-sample data by method and seed; {} if the file is missing, damaged, or contradicts the results."""
     rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
-    for row in results.rows:
-        rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
+    for row in (*results.rows, *results.others):
+        rows.setdefault((row.method, row.seed), {})[row.place] = row
+    shown = {((row.method, row.seed), row.place): f"{row.test}/{row.client}" for row in results.rows}
     found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
     for name in results.answers:
         try:
@@ -41,7 +42,10 @@ def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
         if isinstance(pair[0], str) and isinstance(pair[1], int) and (pair[0], pair[1]) in rows:
             samples = records.read_samples(results.store / "samples" / f"{name}.npz")
             if all(_fits_row(name, samples, rows[pair[0], pair[1]]) for name in samples):
-                found[pair[0], pair[1]] = samples
+                places = {name: shown.get(((pair[0], pair[1]), name.rpartition("/")[0])) for name in samples}
+                found[pair[0], pair[1]] = {
+                    f"{place}/{name.rpartition('/')[2]}": samples[name] for name, place in places.items() if place
+                }
     return found
 
 

@@ -9,6 +9,9 @@ import numpy as np
 from ..data.shifts import Stream
 from ..engine.evaluate import Scores
 
+# Clients that took part in training; those that joined after it, with their labels; and the same without labels.
+GROUPS = ("trained", "joined", "unlabeled")
+
 
 @dataclass(frozen=True)
 class ClientScore:
@@ -25,6 +28,12 @@ class ClientScore:
     nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
     unknown: int = 0  # further samples, of a class that no client holds
     auroc: float | None = None  # how well the probability of the answer tells those apart, from 0 to 1; None: no such
+    group: str = "trained"  # one of GROUPS
+
+    @property
+    def place(self) -> str:
+        """Where the columns of its samples are filed."""
+        return f"{'unlabeled:' if self.group == 'unlabeled' else ''}{self.test}/{self.client}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Failure:
         return f"{self.method}, seed {self.seed}{after}"
 
 
-def make_row(method: str, seed: int, test: str, client: int, scores: Scores) -> ClientScore:
+def make_row(method: str, seed: int, test: str, client: int, scores: Scores, group: str) -> ClientScore:
     return ClientScore(
         method,
         seed,
@@ -55,6 +64,7 @@ def make_row(method: str, seed: int, test: str, client: int, scores: Scores) -> 
         nll=scores.nll,
         unknown=int((~scores.known).sum()),
         auroc=scores.auroc,
+        group=group,
     )
 
 
