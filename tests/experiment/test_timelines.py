@@ -91,7 +91,7 @@ def test_what_is_no_stream_in_time_and_what_a_method_lacks(samples):
     assert timelines.list_streams(samples, ["original", "switch50", "gradual"]) == ["switch50", "gradual"]
     (track, *_) = timelines.read_tracks(samples["fedthe", 0], "original").values()
     assert len(track.segments) == 1  # files of earlier versions have no segments
-    less = {who: kept for who, kept in samples.items()} | {("fedthe", 1): {}}
+    less = samples | {("fedthe", 1): {}}
     assert list(timelines.score_streams(less, ["switch50"])["switch50"]) == ["fedavg_ft"]
     assert timelines.score_streams(less, ["nothing"]) == {}
 
