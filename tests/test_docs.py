@@ -128,6 +128,20 @@ def test_the_page_on_your_own_things_runs_as_it_stands(tmp_path, monkeypatch):
     assert all(rows[row.method, row.seed, row.test, row.client] == row.right for row in again.rows)
 
 
+def test_the_code_of_the_page_on_streams_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run_page("streams.md", **{"rounds=10": "rounds=1, local_epochs=1, engine='loop'"})
+    assert not made["results"].failures
+    assert (tmp_path / "commute.html").exists()
+    page = (ROOT / "docs/streams.md").read_text(encoding="utf-8")
+    named = {name for line in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for name in re.findall(r"`(.+?)`", line)}
+    phases = ("own", "ooc")
+    known = {name.replace(" P", f" {phase}") for name in named for phase in phases}
+    ends = {f"{name}_{end}" for name in ("accuracy", "worst_window", "forgetting") for end in ("low", "high")}
+    assert set(made["table"]) == (known | ends | {"method"}) - {"auroc", "fpr95"}  # there is no open set
+    assert set(made["curve"]) == {"method", "position", "accuracy", "std", "phase"}
+
+
 def test_the_code_of_the_page_on_data_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = run_page("data.md")

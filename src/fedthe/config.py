@@ -59,7 +59,10 @@ class Config:
     frost: str | None = None  # a folder of frost photographs for that corruption; None: generated textures
     train_fraction: float = 1.0  # of each client's training rows that are used
     test_fraction: float = 1.0  # of each client's test rows that are used
-    tests: tuple[str, ...] | None = None  # the test distributions; None: all
+    unseen: float = 0.0  # the share of clients that join after training, with their labels and without; 0: none
+    unknown: str | None = None  # a class, by name or number, that no client holds, for the test open_set; None: none
+    tests: tuple[str, ...] | None = None  # the test distributions; None: the standard ones, and those of `streams`
+    streams: dict[str, str] = field(default_factory=dict)  # tests of your own: streams.mine="own 100, ooc 50, own 100"
     samples: int | None = None  # at most this many per client and test; None: all
     # the network
     net: str = "cnn"  # cnn, resnet20_gn, cct4, one of a plugin, or FILE.py:NAME
@@ -216,6 +219,9 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
             raise InputError(f"{quote(word)} is not a setting; write key=value, such as rounds=10.")
         if key.startswith("hyper."):
             _put_hyper(values, key, guess_value(value))
+        elif key.startswith("streams."):
+            streams = convert("streams", values.get("streams", {}), *_hint("streams"))
+            values["streams"] = streams | {key.removeprefix("streams."): value}
         elif key.startswith("sweep."):
             swept = key.removeprefix("sweep.")
             parts = split_list(value)

@@ -45,12 +45,16 @@ def convert(key: str, value: Any, hint: Any, optional: bool = False) -> Any:
             near = find_nearest(value if isinstance(value, str) else "", choices)
             raise InputError(f"{key} cannot be {quote(value)}; {near}")
         return value
+    if hint == dict[str, str]:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{key} must be a table with a text per stream, such as [{key}], not {quote(value)}.")
+        return dict(value)  # which the streams themselves check
     if origin is dict:
         if not (isinstance(value, Mapping) and all(isinstance(each, Mapping) for each in value.values())):
             raise InputError(f"{key} must hold a table per method, such as [hyper.fedthe], not {quote(value)}.")
         return {_check_text(key, method): _flatten(f"{key}.{method}", given) for method, given in value.items()}
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is str and key == "name" and is_number:
+    if hint is str and key in ("name", "unknown") and is_number:
         value = str(_check_number(key, value))
     if not (is_number if hint is float else isinstance(value, hint)) or (hint is int and not is_number):
         raise InputError(f"{key} must be {_KINDS[hint]}, not {quote(value)}.")

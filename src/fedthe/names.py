@@ -48,6 +48,17 @@ TEST_NAMES = {
     "mixture": "mixture",
     "corrupted_ooc": "corrupted out-of-client",
 }
+STREAM_NAMES = {  # tests that a run has only if it asks for them
+    "correlated": "correlated",
+    "ooc_correlated": "correlated out-of-client",
+    "switch10": "switching every 10",
+    "switch50": "switching every 50",
+    "switch100": "switching every 100",
+    "gradual": "gradual severity",
+    "recurring": "recurring",
+    "late": "late classes",
+    "open_set": "open set",
+}
 NET_NAMES = {"cnn": "CNN", "resnet20_gn": "ResNet20-GN", "cct4": "CCT4"}
 
 
@@ -60,4 +71,10 @@ def name_method(method: str) -> str:
 
 
 def name_test(test: str) -> str:
-    return TEST_NAMES.get(test) or clean(test)
+    return TEST_NAMES.get(test) or STREAM_NAMES.get(test) or clean(test)
+
+
+def name_phase(phase: str) -> str:
+    """Of what a part of a stream is drawn from: ooc is out-of-client, and "corrupted 3" corrupted, severity 3."""
+    origin, _, severity = phase.partition(" ")
+    return f"{name_test(origin)}, severity {severity}" if severity else name_test(origin)

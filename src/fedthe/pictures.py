@@ -11,8 +11,8 @@ import numpy as np
 from .corruptions import CORRUPTIONS
 from .data.partition import say_partition
 from .data.plan import Federation
-from .data.shifts import CORRUPTED, Stream
-from .names import TEST_NAMES
+from .data.shifts import Stream
+from .names import name_test
 from .store import whole_file
 from .text import clean
 
@@ -24,8 +24,8 @@ COLUMNS = 14  # example images in a row
 
 def title_of(test: str, federation: Federation) -> str:
     """The display name of a test distribution; a natural shift is named after its pool."""
-    if test in TEST_NAMES:
-        return TEST_NAMES[test].replace(" ", "\n")
+    if test not in federation.dataset.natural:
+        return name_test(test).replace(" ", "\n")
     name = federation.dataset.natural[test].name
     return clean(test, 30) if name == test else f"natural:\n{clean(name, 30)}"
 
@@ -97,12 +97,12 @@ def pick_client(federation: Federation) -> int:
 
 def _caption(federation: Federation, stream: Stream) -> list[str]:
     captions = []
-    for source, row, label in zip(stream.source, stream.rows, federation.labels(stream), strict=True):
-        caption = clean(federation.pool.classes[label], 14)
-        if source == CORRUPTED:
-            kind = federation.corruptions[np.searchsorted(federation.test_rows, row)]
+    for kind, severity, label in zip(stream.kind, stream.severity, federation.labels(stream), strict=True):
+        caption = clean(federation.pool.classes[label], 14) if label >= 0 else "unknown"
+        if kind >= 0:
             name = CORRUPTIONS[kind].removesuffix("_transform").removesuffix("_compression")
-            caption += "\n" + name.replace("_", " ")
+            grade = "" if severity == federation.settings.severity else f" {severity}"
+            caption += "\n" + name.replace("_", " ") + grade
         captions.append(caption)
     return captions
 

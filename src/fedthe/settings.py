@@ -12,7 +12,7 @@ from .specs import say_plain
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 LISTS = {int: "whole numbers", str: "names"}
-TABLE = "a table for each method"
+TABLE, TEXTS = "a table for each method", "a table of texts"
 UNSET, EMPTY = "unset", "empty"  # None, which the command line writes as none; and a list of nothing
 FIRST = "the run"  # the section of the fields above the first one that has a name
 
@@ -34,7 +34,7 @@ class Setting:
 
     @property
     def has_choices(self) -> bool:
-        return self.kind not in {*KINDS.values(), *LISTS.values(), TABLE}
+        return self.kind not in {*KINDS.values(), *LISTS.values(), TABLE, TEXTS}
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +62,7 @@ def _say_kind(hint: Any) -> str:
     if origin is tuple:
         return LISTS[inside[0]]
     if origin is dict:
-        return TABLE
+        return TEXTS if inside == [str, str] else TABLE
     if type(None) in typing.get_args(hint):
         return _say_kind(inside[0])
     return KINDS[hint]

@@ -238,6 +238,13 @@ def calibration_error(probabilities: np.ndarray, right: np.ndarray, bins: int = 
     return 100 * float(np.abs(gaps).sum()) / len(place)
 
 
+def area_under_roc(high: np.ndarray, low: np.ndarray) -> float:
+    """The probability that a draw of `high` is above one of `low`, where equal ones count half: 0.5 is chance."""
+    ordered = np.sort(low)
+    below = np.searchsorted(ordered, high, "left") + np.searchsorted(ordered, high, "right")
+    return float(below.mean() / (2 * len(ordered)))
+
+
 def find_leader(methods: Mapping[str, Mapping[str, Percents]]) -> str | None:
     """The best method on a test, if the interval of its lead over the best other is above 0; from percents by seed."""
     known = {method: seeds for method, seeds in methods.items() if pair(seeds, seeds)}

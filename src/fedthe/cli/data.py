@@ -117,6 +117,13 @@ def show(
         str | None, typer.Option(help="Your pictures that are not square: crop or pad.", show_default="refuse them")
     ] = None,
     severity: Annotated[int, typer.Option(help="The severity of the corruptions, 1 to 5.")] = 5,
+    tests: Annotated[
+        str | None,
+        typer.Option(help="Further test distributions, such as switch50,gradual.", show_default="the standard ones"),
+    ] = None,
+    unknown: Annotated[
+        str | None, typer.Option(help="A class that no client holds, for the test open_set.", show_default="none")
+    ] = None,
     natural: Annotated[
         str | None,
         typer.Option(help="The natural shift: a name, npz:PATH, folder:PATH, or none.", show_default="its own"),
@@ -137,6 +144,7 @@ def show(
     from ..data.plan import build
     from ..experiment.data import fit_to_data, load
     from ..store import make_folder, write_json
+    from ..text import split_list
 
     given: dict[str, Any] = {
         "dataset": spec,
@@ -146,6 +154,7 @@ def show(
         "shards": shards,
     }
     given |= {"feature_shift": feature_shift, "by_client": by_client, "square": square, "severity": severity}
+    given |= {"tests": None if tests is None else split_list(tests), "unknown": unknown}
     given |= {"natural": natural, "size": size, "frost": frost, "seeds": [seed], "crop": 0}
     config = make_config(given)
     with bars():

@@ -161,9 +161,12 @@ def _show_records(tables: list[Table], folder: Path, as_json: bool, every: bool)
 
 def _print_record(table: Table, record: dict[str, Any]) -> None:
     from ..study.show import lay_out, list_remarks, say_spread
+    from ..study.streams import lay_out_streams
 
-    title = f"{table.id}: {table.title}\n{say_spread(record)}; below, the paper's and the difference"
-    print_grid(*lay_out(table, record), title=title)
+    below = "; below, the paper's and the difference" if record["compared"] else ""
+    print_grid(*lay_out(table, record), title=f"{table.id}: {table.title}\n{say_spread(record)}{below}")
+    for title, grid in lay_out_streams(record).items():
+        print_grid(*grid, title=title)
     for remark in list_remarks(record):
         print(remark)
 

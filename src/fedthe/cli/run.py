@@ -149,6 +149,19 @@ def _print_sweep(sweep: Sweep) -> None:
     print(f"The sweep took {seconds:.0f} s; the plot is {place}, its numbers are in sweep.csv and sweep.json.")
 
 
+GROUPS = {"joined": "joined after training", "unlabeled": "joined after training, without labels"}
+
+
+def _print_group(results: Results, title: str) -> None:
+    from ..experiment.notebook import lay_out
+
+    grid = lay_out(results)
+    table = make_table("method", *grid.head, title=f"Clients that {title}", collapse_padding=True, pad_edge=False)
+    for name, row in grid.rows:
+        table.add_row(name, *(cell.text.split(" ± ")[0] for cell in row))
+    print_rich(table)
+
+
 def _print_results(results: Results) -> None:
     from rich.text import Text
 
@@ -168,6 +181,8 @@ def _print_results(results: Results) -> None:
     for note in grid.notes:
         if note.startswith(("Bold", DAGGER)):
             print(note)
+    for name in results.groups[1:]:
+        _print_group(results.group(name), GROUPS[name])
     for note in results.notes:
         print(f"note: {flatten(note, 500)}")
     if results.reused:

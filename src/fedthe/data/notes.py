@@ -40,6 +40,15 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
     short = [str(k) for k, (own, other) in enumerate(lengths) if own and other and len(other) < len(own)]
     if short:
         notes.append(f"ooc: shorter than original for client {', '.join(short)}, for the others have no more test rows")
+    for name in federation.streams:
+        without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
+        if without:
+            notes.append(f"{name}: no such test for client {', '.join(without)}, which has too few test rows for it")
+    if federation.unseen:
+        who = ", ".join(map(str, federation.unseen))
+        notes.append(f"unseen: clients that join after training: {who}; tables are of the others")
+    if dataset.unknown is not None:
+        notes.append(f"no client holds {call(dataset.unknown)}, which open_set asks about")
     for part in ("train", "test"):
         if getattr(settings, f"{part}_fraction") < 1:
             notes.append(f"{part}: {getattr(settings, f'{part}_fraction'):g} of each client's rows")

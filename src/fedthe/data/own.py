@@ -11,18 +11,15 @@ import numpy as np
 from .. import store
 from ..errors import InputError
 from ..foreign import show_path
-from ..names import TEST_NAMES
 from ..text import clean, find_nearest, is_plain, quote
 from .partition import MIN_ROWS, Split
+from .pieces import SPLITS, check_test_name
 from .pool import Dataset, Holding, Pool
 from .rows import Rows, read_rows
 
 if TYPE_CHECKING:
     from .plan import Federation
 
-SPLITS = ("train", "val", "test")
-RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
-NEARLY = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 MOST_CLASSES = 100_000  # a larger label is a mistake, and would need that many class names
 MOST_TESTS = 200  # a stream keeps its source in a byte
 
@@ -59,7 +56,7 @@ def hold(
         split = client["all"] if "all" in client else Split(**client)
         own = {test: rows for test, given in rows_of.items() if (rows := given[k]) is not None}
         holdings.append(Holding(str(k), split, own))
-    return _finish(pool, pools, holdings)
+    return check_holdings(Dataset(pool, pools, tuple(holdings)))
 
 
 def hold_columns(where: str, pool: Pool, clients: np.ndarray, splits: np.ndarray | None) -> Dataset:
@@ -100,7 +97,7 @@ def hold_columns(where: str, pool: Pool, clients: np.ndarray, splits: np.ndarray
         }
         holdings.append(Holding(str(who), left if len(left) else Split(**parts), tests))
     kept = pool if inside.all() else _take(pool, pool.name, np.flatnonzero(inside))
-    return _finish(kept, pools, holdings)
+    return check_holdings(Dataset(kept, pools, tuple(holdings)))
 
 
 def save(federation: Federation, path: Path | str) -> Path:
@@ -154,12 +151,7 @@ def _check_tests(tests: Mapping[str, Sequence[Any]], clients: int) -> None:
     if not isinstance(tests, Mapping) or len(tests) > MOST_TESTS:
         raise InputError(f"tests must be a dict of at most {MOST_TESTS} test distributions by name.")
     for test, given in tests.items():
-        if not isinstance(test, str) or not test.isidentifier():
-            raise InputError(f"the name of a test must be a word such as night, not {quote(test)}.")
-        if test in NEARLY:
-            raise InputError(f"{test!r} would be a further test; write {NEARLY[test]} for that split.")
-        if test in (*TEST_NAMES, *SPLITS, *RESERVED):
-            raise InputError(f"the name {test!r} has a meaning of its own; choose another name for the test.")
+        check_test_name(test)
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != clients:
             raise InputError(f"the test {test} must have one entry for each of {clients} clients; None for no test.")
         if clients and all(each is None for each in given):
@@ -248,10 +240,11 @@ def _take(pool: Pool, name: str, rows: np.ndarray) -> Pool:
     return Pool(name, pool.x[rows], pool.labels[rows], pool.classes, own=True)
 
 
-def _finish(pool: Pool, natural: Mapping[str, Pool], holdings: Sequence[Holding]) -> Dataset:
-    if len(holdings) < 2:
-        raise InputError(f"a federation needs at least 2 clients, not {len(holdings)}.")
-    for each in holdings:
+def check_holdings(dataset: Dataset) -> Dataset:
+    """The dataset, if its clients hold enough."""
+    if len(dataset.clients) < 2:
+        raise InputError(f"a federation needs at least 2 clients, not {len(dataset.clients)}.")
+    for each in dataset.clients:
         if isinstance(each.rows, Split):
             for part in SPLITS:
                 if not len(getattr(each.rows, part)):
@@ -261,4 +254,4 @@ def _finish(pool: Pool, natural: Mapping[str, Pool], holdings: Sequence[Holding]
                 f"client {clean(each.name)} has {len(each.rows)} rows, too few to split 60/20/20; "
                 f"{MIN_ROWS} are needed."
             )
-    return Dataset(pool, natural, tuple(holdings))
+    return dataset

@@ -166,7 +166,7 @@ def _draw_counts(
     rows, present = int(totals.sum()), np.flatnonzero(totals)
     attempts = max(1, min(REDRAWS, DRAWS // (len(present) * members)))
     for attempt in range(attempts):
-        shares = _draw_shares(len(present), members, dirichlet, key, attempt)
+        shares = draw_shares(len(present), members, dirichlet, key, attempt)
         counts = np.zeros((len(totals), members), dtype=np.int64)
         held = np.zeros(members, dtype=np.int64)
         for c, drawn in zip(present, shares, strict=True):
@@ -188,7 +188,7 @@ def _draw_counts(
     )
 
 
-def _draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, attempt: int) -> np.ndarray:
+def draw_shares(classes: int, members: int, dirichlet: float, key: rng.Key, attempt: int) -> np.ndarray:
     """Dirichlet proportions of each class over members [classes, members]: normalized Gamma quantiles."""
     from scipy.special import gammaincinv
 

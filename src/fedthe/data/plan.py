@@ -11,76 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import rng
-from ..corruptions import CORRUPTION_VERSION, CORRUPTIONS, corrupt_mixed
+from ..corruptions import CORRUPTION_VERSION, corrupt_mixed
 from ..errors import InputError
 from ..store import cached, content_hash
 from ..text import clean
-from . import shifts
-from .feature_shift import FEATURE_SHIFTS, FeatureShift, shift_features
+from . import copies
+from .feature_shift import shift_features
+from .layout import deal_natural, draw_kinds, draw_tests
 from .notes import write_notes
-from .numbers import read_number, read_whole
-from .partition import PARTITIONS, USE_DIRICHLET, Partition, Split, check_dirichlet, partition, split_rows
+from .partition import Split, partition, split_rows
 from .pool import Dataset, Pool
-from .shifts import CLEAN, CORRUPTED, NATURAL, Stream
+from .settings import Settings
+from .shifts import CLEAN, CORRUPTED, NATURAL, UNKNOWN, Stream
+from .tests import STANDARD
+from .unknown import set_aside
 
-OWN_PARTS = (("original", CLEAN), ("corrupted", CORRUPTED))  # tests on the same rows
+__all__ = ["Federation", "Settings", "build", "lay_out"]
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that a federation depends on, except the dataset."""
-
-    clients: int = 20
-    dirichlet: float = 0.1
-    seed: int = 0
-    partition: Partition = "balanced"
-    severity: int = 5
-    frost: str | None = None  # a folder with the original frost photographs; None: generated textures
-    train_fraction: float = 1.0  # of each client's training rows; the rest is not used
-    test_fraction: float = 1.0  # of its test rows, and so of all tests drawn from them
-    shards: int = 2  # of each client, in the partition "shards"
-    feature_shift: FeatureShift = "none"  # what is done to all pictures of a client, in its own way
-    feature_severity: int = 3  # of the corruption that a client has as its feature shift
-
-    def __post_init__(self) -> None:
-        for name in ("clients", "seed", "severity", "shards", "feature_severity"):
-            object.__setattr__(self, name, read_whole(name, getattr(self, name)))
-        for name in ("dirichlet", "train_fraction", "test_fraction"):
-            object.__setattr__(self, name, read_number(name, getattr(self, name)))
-        check_dirichlet(self.dirichlet)
-        for name in ("severity", "feature_severity"):
-            if getattr(self, name) not in range(1, 6):
-                raise InputError(f"{name} must be 1, 2, 3, 4 or 5, not {getattr(self, name)}.")
-        for name, known in (("partition", PARTITIONS), ("feature_shift", FEATURE_SHIFTS)):
-            if getattr(self, name) not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
-        for name in ("train_fraction", "test_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InputError(f"{name} must be above 0 and at most 1, not {getattr(self, name)}.")
-        if not 0 <= self.seed < 2**31:
-            raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
-
-    def describe(self) -> dict[str, Any]:
-        """The settings that have an effect, for a manifest. Those that older versions did not have are left out where
-        they change nothing."""
-        told = dict(vars(self))
-        for name in ("train_fraction", "test_fraction"):
-            if told[name] == 1:
-                del told[name]
-        if self.partition not in USE_DIRICHLET:
-            del told["dirichlet"]
-        if self.partition != "shards":
-            del told["shards"]
-        if self.feature_shift == "none":
-            del told["feature_shift"]
-        if self.feature_shift != "corruption":
-            del told["feature_severity"]
-        return told
 
 
 @dataclass(frozen=True)
@@ -160,6 +111,12 @@ class Federation:
         return count_classes(self.pool, self.clients)
 
     @cached_property
+    def unseen(self) -> tuple[int, ...]:
+        """The clients that take no part in training, in order."""
+        drawn = rng.choose(rng.key(self.settings.seed, "unseen"), len(self.clients), self.settings.count_unseen)
+        return tuple(sorted(drawn.tolist()))
+
+    @cached_property
     def test_rows(self) -> np.ndarray:
         """The test rows of all clients, sorted: the rows that have a corrupted copy."""
         return np.sort(np.concatenate([split.test for split in self.clients]))
@@ -167,8 +124,7 @@ class Federation:
     @cached_property
     def corruptions(self) -> np.ndarray:
         """Which of the 15 corruptions each of `test_rows` gets [test rows]: one per row, the same in every test."""
-        drawn = rng.integers(rng.key(self.settings.seed, "corruption"), self.test_rows, 1, 0, len(CORRUPTIONS))
-        return np.asarray(drawn[:, 0])
+        return draw_kinds(self.test_rows, self.settings.seed)
 
     @cached_property
     def corrupted(self) -> np.ndarray:
@@ -204,24 +160,53 @@ class Federation:
         out = np.empty((len(stream), *self.pool.x.shape[1:]), dtype=self.pool.x.dtype)
         for source in np.unique(stream.source):
             here = stream.source == source
-            rows = stream.rows[here]
-            if source == CORRUPTED:
-                out[here] = self.corrupted[np.searchsorted(self.test_rows, rows)]
-            else:
-                out[here] = self._pools[source].x[rows]
+            out[here] = (
+                self._corrupt(stream.take(here)) if source == CORRUPTED else self._pools[source].x[stream.rows[here]]
+            )
         return out
 
+    def _corrupt(self, stream: Stream) -> np.ndarray:
+        """Corrupted samples alone: mostly the one copy that each row has, or with other kinds and severities."""
+        out = np.empty((len(stream), *self.pool.x.shape[1:]), dtype=self.pool.x.dtype)
+        usual = self._is_usual(stream)
+        out[usual] = self.corrupted[np.searchsorted(self.test_rows, stream.rows[usual])]
+        if not usual.all():
+            (codes, images), wanted = self._further, copies.encode(stream.take(~usual))
+            if not np.isin(wanted, codes).all():  # a stream that is not among the tests
+                codes, images = self._make_copies(np.unique(wanted))
+            out[~usual] = images[np.searchsorted(codes, wanted)]
+        return out
+
+    def _is_usual(self, stream: Stream) -> np.ndarray:
+        kinds = draw_kinds(stream.rows, self.settings.seed)
+        return np.asarray((stream.kind == kinds) & (stream.severity == self.settings.severity))
+
+    @cached_property
+    def _further(self) -> tuple[np.ndarray, np.ndarray]:
+        """Corrupted copies of other kinds or severities that streams hold, by their codes."""
+        corrupted = [
+            each.take(each.source == CORRUPTED) for of in self.tests.values() for each in of if each is not None
+        ]
+        codes = np.unique(np.concatenate([copies.encode(each.take(~self._is_usual(each))) for each in corrupted]))
+        return self._make_copies(codes)
+
+    def _make_copies(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return codes, copies.make(self.pool.x, codes, self.settings.seed, self._frost, self.frost_digest)
+
     def labels(self, stream: Stream) -> np.ndarray:
-        """The true classes of a stream, int64 [n]."""
-        out = np.empty(len(stream), dtype=np.int64)
-        for source in np.unique(stream.source):
+        """The true classes of a stream, int64 [n]; -1 of a class that no client holds."""
+        out = np.full(len(stream), -1, dtype=np.int64)
+        for source in np.unique(stream.source[stream.source != UNKNOWN]):
             here = stream.source == source
             out[here] = self._pools[source].labels[stream.rows[here]]
         return out
 
     @property
-    def _pools(self) -> list[Pool]:
-        return [self.pool, self.pool, *self.dataset.natural.values()]  # by source; corrupted rows keep their labels
+    def _pools(self) -> dict[int, Pool]:
+        """By source; corrupted rows keep their labels."""
+        natural = {NATURAL + i: shift for i, shift in enumerate(self.dataset.natural.values())}
+        unknown = {} if self.dataset.unknown is None else {UNKNOWN: self.dataset.unknown}
+        return {CLEAN: self.pool, CORRUPTED: self.pool, **natural, **unknown}
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -233,6 +218,7 @@ class Federation:
             "settings": self.settings.describe() | {"frost": self.frost_digest},
             "pool": _describe_pool(self.pool),
             "natural": {name: _describe_pool(shift) for name, shift in self.dataset.natural.items()},
+            **({} if self.dataset.unknown is None else {"unknown": _describe_pool(self.dataset.unknown)}),
             **corruptions,
             "clients": [
                 {
@@ -240,7 +226,7 @@ class Federation:
                     "classes": self.class_counts[k].tolist(),
                     "splits": {name: _describe_rows(getattr(split, name)) for name in ("train", "val", "test")},
                     "tests": {
-                        name: _describe_rows(stream.rows, stream.source)
+                        name: self._describe_stream(name, stream)
                         for name, streams in self.tests.items()
                         if (stream := streams[k]) is not None
                     },
@@ -249,6 +235,16 @@ class Federation:
             ],
             "notes": write_notes(self, attrgetter("identity")),
         }
+
+    @property
+    def streams(self) -> list[str]:
+        """The tests beyond the benchmark's own."""
+        return [name for name in self.tests if name not in STANDARD and name not in self.dataset.natural]
+
+    def _describe_stream(self, name: str, stream: Stream) -> dict[str, Any]:
+        """Of the benchmark's own tests, rows and sources say it all; their hashes are older than the other columns."""
+        more = (stream.segment, stream.origin, stream.kind, stream.severity) if name in self.streams else ()
+        return _describe_rows(stream.rows, stream.source, *more)
 
     @cached_property
     def manifest_hash(self) -> str:
@@ -259,12 +255,13 @@ class Federation:
     def training_hash(self) -> str:
         """Identifies all that training sees: the rows each client trains on, and the pixels of the pool."""
         splits = [(client["splits"]["train"], client["splits"]["val"]) for client in self.manifest["clients"]]
-        return content_hash(splits, self.pool.digest)
+        return content_hash(splits, self.pool.digest, *([list(self.unseen)] if self.unseen else []))
 
     @cached_property
     def content_hash(self) -> str:
         """Identifies the rows and the pixels: results are comparable only if it is equal."""
-        return content_hash(self.manifest, *(pool.digest for pool in (self.pool, *self.dataset.natural.values())))
+        pools = [self.pool, *self.dataset.natural.values(), *([self.dataset.unknown] if self.dataset.unknown else [])]
+        return content_hash(self.manifest, *(pool.digest for pool in pools))
 
 
 def build(dataset: Dataset, settings: Settings) -> Federation:
@@ -272,11 +269,11 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
 
     No row is in two splits.
     """
-    s, labels = settings, dataset.pool.labels
+    s, dataset = settings, set_aside(dataset, settings.unknown)
     if s.partition == "given":
         splits = _split_held(dataset, s)
     else:
-        splits = partition(labels, s.clients, s.dirichlet, s.seed, s.partition, s.shards)
+        splits = partition(dataset.pool.labels, s.clients, s.dirichlet, s.seed, s.partition, s.shards)
     parts = (("train", s.train_fraction), ("test", s.test_fraction))
     splits = [
         replace(split, **{part: _some(getattr(split, part), share, (s.seed, part, k), s) for part, share in parts})
@@ -297,48 +294,10 @@ def _split_held(dataset: Dataset, s: Settings) -> list[Split]:
 
 def lay_out(dataset: Dataset, settings: Settings, splits: list[Split]) -> Federation:
     """The federation of clients that hold these rows."""
-    s, pool = settings, dataset.pool
-    counts = count_classes(pool, splits)
-    dealt = {name: _deal_natural(dataset, name, counts, s) for name in dataset.natural}
-    ooc = shifts.draw_out_of_client(splits, s.seed)
-
-    tests: dict[str, list[Stream | None]] = {"original": [shifts.stream(CLEAN, split.test) for split in splits]}
-    if pool.is_pictures:
-        tests["corrupted"] = [shifts.stream(CORRUPTED, split.test) for split in splits]
-    for i, (name, hands) in enumerate(dealt.items()):
-        tests[name] = [shifts.stream(NATURAL + i, rows) if len(rows) else None for rows in hands]
-    tests["ooc"] = [shifts.stream(CLEAN, rows) for rows in ooc]
-    tests["mixture"] = [
-        shifts.mix(
-            _part_mixture({name: streams[k] for name, streams in tests.items()}, s.seed, k), (s.seed, "mixture", k)
-        )
-        for k in range(len(splits))
-    ]
-    if pool.is_pictures:
-        tests["corrupted_ooc"] = [shifts.stream(CORRUPTED, rows) for rows in ooc]
-    shifted = shift_features(dataset, s, [split.rows for split in splits], dealt)
-    before = None if shifted is dataset else dataset
-    return Federation(shifted, s, tuple(splits), {name: tuple(streams) for name, streams in tests.items()}, before)
-
-
-def _part_mixture(tests: Mapping[str, Stream | None], seed: int, k: int) -> list[Stream]:
-    """What client k's mixture is drawn from: its other tests, where no row is both clean and corrupted."""
-    parts = {name: stream for name, stream in tests.items() if stream is not None}
-    if "corrupted" in parts:
-        halves = shifts.halve(parts["original"].rows, (seed, "mixture", k, "halves"))
-        parts |= {name: shifts.stream(source, rows) for (name, source), rows in zip(OWN_PARTS, halves, strict=True)}
-    return list(parts.values())
-
-
-def _deal_natural(dataset: Dataset, name: str, counts: np.ndarray, s: Settings) -> list[np.ndarray]:
-    """Each client's rows of a natural shift: those it holds, or a share in its own class mix."""
-    shift, repeated = dataset.natural[name], dataset.repeats[name]
-    if not shift.is_pictures:  # short texts and coarse measurements repeat without being the same sample
-        repeated = np.zeros_like(repeated)
-    if s.partition == "given" and any(name in each.tests for each in dataset.clients):
-        held = [each.tests.get(name, np.zeros(0, dtype=np.int64)) for each in dataset.clients]
-        return [rows[~repeated[rows]] for rows in held]
-    return shifts.split_natural(np.where(repeated, -1, shift.labels), counts, s.seed, name)
+    dealt = deal_natural(dataset, settings, count_classes(dataset.pool, splits))
+    tests = draw_tests(dataset, settings, splits, dealt)
+    shifted = shift_features(dataset, settings, [split.rows for split in splits], dealt)
+    return Federation(shifted, settings, tuple(splits), tests, None if shifted is dataset else dataset)
 
 
 def _some(rows: np.ndarray, fraction: float, key: tuple[int | str, ...], s: Settings) -> np.ndarray:

@@ -91,6 +91,7 @@ class Dataset:
     pool: Pool
     natural: Mapping[str, Pool] = field(default_factory=dict)  # natural shifts by the name of their test
     clients: tuple[Holding, ...] = ()  # none: rows are dealt to clients by their labels
+    unknown: Pool | None = None  # rows of a class that was set aside, so that no client holds it
 
     def __post_init__(self) -> None:
         for shift in self.natural.values():

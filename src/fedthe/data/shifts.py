@@ -1,41 +1,65 @@
-"""The test distributions of BRFL: which samples each client meets after deployment, in which order."""
+"""Streams of test samples, and how they are drawn: from other clients' rows, or from a naturally shifted pool."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .. import rng
 from .partition import Split
 
-# where a sample comes from: the pool itself, its corrupted copy, or natural shift number i at NATURAL + i
-CLEAN, CORRUPTED, NATURAL = 0, 1, 2
+# where a sample comes from: the pool itself, its corrupted copy, natural shift number i at NATURAL + i, or the rows of
+# a class that no client holds
+CLEAN, CORRUPTED, NATURAL, UNKNOWN = 0, 1, 2, 255
+ORIGINS = ("own", "corrupted", "natural", "ooc", "corrupted_ooc", "unknown")  # by number, in the column `origin`
 
 
 @dataclass(frozen=True)
 class Stream:
-    """An ordered list of test samples: for each, which pool it comes from and its row there."""
+    """An ordered list of test samples: for each, which pool it comes from, its row there, and what is known of it."""
 
-    source: np.ndarray  # uint8 [n], CLEAN, CORRUPTED or NATURAL + i
+    source: np.ndarray  # uint8 [n], CLEAN, CORRUPTED, NATURAL + i or UNKNOWN
     rows: np.ndarray  # int64 [n], rows of that pool
+    segment: np.ndarray  # int16 [n], the number of the block in time, which never falls
+    origin: np.ndarray  # uint8 [n], a position in ORIGINS
+    kind: np.ndarray  # int8 [n], a position in CORRUPTIONS; -1: clean
+    severity: np.ndarray  # int8 [n], of the corruption; 0: clean
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, index: np.ndarray) -> Stream:
-        return Stream(self.source[index], self.rows[index])
+        return Stream(**{name: column[index] for name, column in vars(self).items()})
 
     def first(self, samples: int | None) -> Stream:
         """The first `samples` of the stream; all of it for None."""
         return self.take(np.arange(min(len(self), samples or len(self))))
 
+    def number(self, segment: int | np.ndarray) -> Stream:
+        """The same samples in this segment, or in these."""
+        return replace(self, segment=np.full(len(self), segment, dtype=np.int16))
 
-def stream(source: int, rows: np.ndarray) -> Stream:
-    return Stream(np.full(len(rows), source, dtype=np.uint8), rows)
+    def corrupt(self, kind: int | np.ndarray, severity: int | np.ndarray) -> Stream:
+        """The same rows with these corruptions. They keep their origin."""
+        columns = {"source": CORRUPTED, "kind": kind, "severity": severity}
+        return replace(self, **{name: np.full_like(getattr(self, name), of) for name, of in columns.items()})
 
 
-def draw_out_of_client(splits: list[Split], seed: int) -> list[np.ndarray]:
+def stream(origin: str, source: int, rows: np.ndarray) -> Stream:
+    """Clean samples of one origin, in one segment."""
+    columns = {"source": (source, np.uint8), "segment": (0, np.int16), "origin": (ORIGINS.index(origin), np.uint8)}
+    columns |= {"kind": (-1, np.int8), "severity": (0, np.int8)}
+    return Stream(rows=rows, **{name: np.full(len(rows), of, kind) for name, (of, kind) in columns.items()})
+
+
+def join(parts: Sequence[Stream]) -> Stream:
+    """One stream after another."""
+    return Stream(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+
+
+def draw_out_of_client(splits: Sequence[Split], seed: int) -> list[np.ndarray]:
     """For each client, as many rows as its own test has, drawn from the other clients' tests without replacement."""
     tests = [split.test for split in splits]
     joined = np.concatenate(tests)
@@ -88,4 +112,4 @@ def mix(parts: list[Stream], key: tuple[int | str, ...]) -> Stream | None:
         return None
     taken = [part.take(rng.choose(rng.key(*key, i), len(part), size)) for i, part in enumerate(parts)]
     order = rng.shuffled(rng.key(*key, "order"), size * len(parts))
-    return Stream(np.concatenate([t.source for t in taken]), np.concatenate([t.rows for t in taken])).take(order)
+    return join(taken).take(order)

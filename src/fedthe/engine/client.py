@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import tree
 from ..methods.base import Method, Rounds
-from ..methods.checks import WrongMethod, check_fitted, code_of
+from ..methods.checks import WrongMethod, check_fitted, check_tree, code_of
 from ..methods.fit import Fit, Fitted
 from ..tree import Tree
 from ..types import Shard
@@ -67,6 +67,18 @@ def deploy(method: Method, fit: Fit, shared: Tree, received: Received, shard: Sh
     made = _personalize(method, fit, shared, received, shard)
     deployed = averages | mine.get("rounds", {}) | mine.get("personal", {}) | made.params
     return deployed, pick_loss([], made.losses)
+
+
+def join_unlabeled(method: Method, shared: Tree, received: Received, shard: Shard) -> Tree | None:
+    """All that a client without labels deploys; None if its personal part needs them."""
+    part, (averages, mine) = method.personal, received
+    with code_of(part, "personalize_unlabeled", shared=shared), torch.no_grad():
+        made = part.personalize_unlabeled(method.net, _fresh(shared | averages), shard)
+    if made is None:
+        return None
+    check_tree(f"what {type(part).__name__}.personalize_unlabeled returns", made)
+    deployed: Tree = shared | averages | mine.get("rounds", {}) | mine.get("personal", {}) | made
+    return deployed
 
 
 def _personalize(method: Method, fit: Fit, shared: Tree, received: Received, shard: Shard) -> Fitted:

@@ -15,6 +15,7 @@ from ..data.augment import augmix
 from ..errors import Failed
 from ..methods.base import Method, Samples
 from ..methods.checks import unchanged_state
+from ..statistics import area_under_roc
 from ..tree import Tree
 from ..types import Shard, scale
 from .visit import Answered, Question
@@ -29,18 +30,27 @@ class Scores:
     classes: np.ndarray  # [n], the answers
     right: np.ndarray  # bool [n]
     log_probability: np.ndarray  # float64 [n], of the answer
-    log_truth: np.ndarray  # float64 [n], of the true class
+    log_truth: np.ndarray  # float64 [n], of the true class; NaN where that is unknown
+    known: np.ndarray  # bool [n], whether a sample is of a class that clients hold
     info: dict[str, np.ndarray]  # per sample, such as e [n]
     seconds: float
 
     @property
     def accuracy(self) -> float:
-        return float(self.right.mean())
+        """Of the samples of known classes."""
+        return float(self.right[self.known].mean())
 
     @property
     def nll(self) -> float:
-        """The negative log-likelihood of the true classes in nats, mean over samples."""
-        return float(-self.log_truth.mean())
+        """The negative log-likelihood of the true classes in nats, mean over the samples of known classes."""
+        return float(-self.log_truth[self.known].mean())
+
+    @property
+    def auroc(self) -> float | None:
+        """How well the probability of the answer tells known classes from an unknown one; None without such samples."""
+        if self.known.all():
+            return None
+        return area_under_roc(self.log_probability[self.known], self.log_probability[~self.known])
 
 
 def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> Answered:
@@ -89,8 +99,10 @@ def score(answered: Answered, labels: np.ndarray, path: tuple[int | str, ...]) -
     classes, each = answered.classes, np.arange(len(labels))
     centred = logits - logits.max(-1, keepdims=True)
     log_p = centred - np.log(np.exp(centred).sum(-1, keepdims=True))
+    known = labels >= 0
+    truth = np.where(known, log_p[each, labels], np.nan)
     right = classes == labels
-    return Scores(classes, right, log_p[each, classes], log_p[each, labels], answered.info, answered.seconds)
+    return Scores(classes, right, log_p[each, classes], truth, known, answered.info, answered.seconds)
 
 
 def answer_stream(

@@ -55,6 +55,14 @@ class Shards(Sequence[Shard]):
         return self._x[here], self._labels[here], torch.ones(len(rows), dtype=torch.bool, device=here.device)
 
 
+def hide_labels(shard: Shard) -> Shard:
+    """What a predictor may see of a client without labels: no row is real, and the counts of classes are 0."""
+    nothing = {name: torch.zeros_like(getattr(shard, name)) for name in ("labels", "real", "counts")}
+    return shard._replace(
+        **nothing, val_labels=torch.zeros_like(shard.val_labels), val_real=torch.zeros_like(shard.val_real)
+    )
+
+
 def stack_shards(shards: Sequence[Shard], rows: int = 0) -> Shard:
     """One shard with a first axis over clients, padded to the longest of them, or to so many training rows."""
     longest, most_val = (max(len(shard[i]) for shard in shards) for i in (0, 4))

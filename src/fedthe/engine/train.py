@@ -20,10 +20,12 @@ from ..methods.base import Method
 from ..methods.checks import check_optimizer
 from ..tree import Tree
 from ..types import Shard
+from .client import Received, join_unlabeled
 from .clients import Clients
 from .loop import Loop
 from .memory import trim_heap
 from .server import Diverged, Server, aggregate, find_infinite, sample_clients
+from .shards import hide_labels
 from .visit import Engine, Progress, Row, Run, Training, Visit, Visited
 
 Outcome = Progress | Failed
@@ -121,7 +123,7 @@ def _are_equal(one: Server, other: Server) -> bool:
 def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
     """One round of every run: what each of its methods reached. A run that fails does not affect the others."""
     settings, runs = visit.settings, visit.runs
-    sampled = [sample_clients(len(run.shards), settings.participation, run.seed, visit.round) for run in runs]
+    sampled = [_sample(run, settings, visit.round) for run in runs]
     rows = [Row(r, k) for r, clients in enumerate(sampled) for k in clients]
     try:
         with code_of_a_method():
@@ -150,6 +152,12 @@ def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
         except Failed as error:
             results.append(error)
     return results
+
+
+def _sample(run: Run, settings: Training, number: int) -> list[int]:
+    """Who takes part in a round, in order."""
+    some = sample_clients(len(run.trained), settings.participation, run.seed, number)
+    return [run.trained[i] for i in some]
 
 
 def list_faults(visited: Visited) -> list[str | None]:
@@ -208,6 +216,22 @@ def deploy_some(
         if fault is not None:
             raise Diverged(progress.round, k, fault)
     return tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.server.shared) | made
+
+
+def deploy_unlabeled(method: Method, run: Run, progress: Progress, clients: Sequence[int]) -> Tree | None:
+    """What clients that have no labels deploy: states [clients, ...]; None for a method that needs labels."""
+    if method.predictor.needs_labels:
+        return None
+    made = []
+    for k in clients:
+        received, shard = Received(progress.averages, progress.clients[k]), run.shards[k]
+        rows = hide_labels(shard)._replace(real=shard.real)
+        with code_of_a_method():
+            own = join_unlabeled(method, progress.server.shared, received, rows)
+        if own is None:
+            return None
+        made.append(own)
+    return tree.stack(made)
 
 
 def train(

@@ -58,6 +58,13 @@ class Run:
     shards: Sequence[Shard]
     name: str = field(default_factory=lambda: f"run {next(_numbers)}")  # engines keep data on the device under it
 
+    unseen: tuple[int, ...] = ()  # clients that take no part in training
+
+    @cached_property
+    def trained(self) -> tuple[int, ...]:
+        """The clients that may take part."""
+        return tuple(k for k in range(len(self.shards)) if k not in self.unseen)
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """How many rows each client trains on."""

@@ -6,10 +6,8 @@ Scores are in results.jsonl, settings in config.json, versions in environment.js
 from __future__ import annotations
 
 import json
-import os
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +16,18 @@ import numpy as np
 from .. import records, store
 from ..config import Config, make_config
 from ..data.pool import Pool
-from ..errors import Damaged, InputError
-from . import notebook, samples, tables
+from ..errors import InputError
+from ..timeline import CURVE
+from . import notebook, samples, tables, timelines
+from .scores import GROUPS
+from .scores import ClientScore as ClientScore
+from .scores import Failure as Failure
 from .tables import Cells, Means
 from .tables import score_rows as score_rows
 
 FILES = ("results.parquet", "results.jsonl", "trainings.json", "config.json", "environment.json", "summary.json")
 NO_EXAMPLES = "none"  # in place of the name of a file of examples: data that are no pictures
-ELSEWHERE = ("rows", "config", "environment")  # fields of results that are not in summary.json
-
-
-@dataclass(frozen=True)
-class ClientScore:
-    """How one client did on one test distribution: a row of results.jsonl."""
-
-    method: str
-    seed: int
-    test: str
-    client: int
-    samples: int
-    right: int
-    accuracy: float  # percent
-    ms_per_sample: float
-    nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A method without an answer on a seed, and why."""
-
-    method: str
-    seed: int
-    why: str
-    rounds: int | None = None  # after which it failed, where that is not at the end
-
-    @property
-    def who(self) -> str:
-        after = "" if self.rounds is None else f", after {self.rounds} rounds"
-        return f"{self.method}, seed {self.seed}{after}"
+ELSEWHERE = ("rows", "others", "config", "environment")  # fields of results that are not in summary.json
 
 
 def _by_number(value: Mapping[str, Any]) -> dict[int, Any]:
@@ -85,12 +57,13 @@ class Results:
     """What a run measured. `fedthe.run` returns it, and `fedthe.read_results` reads it from the folder of a run.
 
     Tables are dicts by method and test: `table`, `std`, `worst`, `worst_tenth`, `weighted`, `nll` and `calibration`.
-    `frame` and `samples` give all scores and all answers as data, `compare` compares two methods with intervals, and
+    `frame`, `samples`, `timeline` and `over_time` give data, `compare` compares two methods with intervals, and
     `report` writes a page. In a notebook, results show the table of accuracies.
     """
 
     # metadata: how a field is read from JSON, where that gives another type than it was written from
     rows: tuple[ClientScore, ...]
+    others: tuple[ClientScore, ...] = field(default_factory=tuple)  # of clients in other groups, see `group`
     costs: Mapping[str, Mapping[str, float]]  # by method: forward and backward passes and peak memory, per sample
     failures: Mapping[str, str]  # by method, seed and rounds, as `Failure.who` says them: why there is no answer
     trainings: Mapping[str, Mapping[str, Any]]  # by id: the methods that deploy it, its rounds and seconds
@@ -123,6 +96,24 @@ class Results:
     def tests(self) -> list[str]:
         return list(dict.fromkeys(row.test for row in self.rows))
 
+    @property
+    def groups(self) -> list[str]:
+        """Those of clients that there are results of, in this order: trained, joined, unlabeled."""
+        return [name for name in GROUPS if any(row.group == name for row in (*self.rows, *self.others))]
+
+    def group(self, name: str) -> Results:
+        """The same results, whose tables are of one group of clients.
+
+        Args:
+            name: "trained" for clients that took part in training, as by default; with the setting unseen also
+                "joined" for those that joined after it and personalized with their labels, and "unlabeled" for the
+                same clients without labels.
+        """
+        samples.check_known("group", name, self.groups)
+        both = [(row.group == name, row) for row in (*self.rows, *self.others)]
+        rows, others = (tuple(row for inside, row in both if inside == wanted) for wanted in (True, False))
+        return replace(self, rows=rows, others=others)
+
     def table(self) -> Means:
         """Accuracy in percent, by method and test: the mean over clients, then over seeds."""
         return {method: {test: mean for test, (mean, _) in cells.items()} for method, cells in self.scores().items()}
@@ -153,6 +144,14 @@ class Results:
         """
         return tables.find_calibration_errors(samples.read_samples(self))
 
+    def rejection(self) -> Means:
+        """How well the probability of the answer tells samples of known classes from those of an unknown one.
+
+        The area under the ROC curve in percent, where 50 is chance: the mean over clients, then over seeds; of the
+        test open_set, and empty without it.
+        """
+        return tables.average_auroc(self.rows)
+
     def std(self) -> dict[str, dict[str, float | None]]:
         """The standard deviation (n - 1) over seeds of what `table` gives; None where there is a single seed."""
         return {method: {test: std for test, (_, std) in cells.items()} for method, cells in self.scores().items()}
@@ -171,6 +170,7 @@ class Results:
             "worst_tenth": self.worst_tenth(),
             "sample_weighted": self.weighted(),
             "nll": self.nll(),
+            "rejection": self.rejection(),
         }
         return shown | {
             each.name: _make_plain(getattr(self, each.name)) for each in fields(self) if each.name not in ELSEWHERE
@@ -200,8 +200,10 @@ class Results:
     def samples(self, method: str | None = None, test: str | None = None, seed: int | None = None) -> Any:
         """One row per sample, in the order of its stream; of all methods, tests and seeds, or of those named.
 
-        Columns: `label` and `answer` (classes by number), `right`, `probability` (of the answer), `truth` (the
-        probability of the true class); for two heads also `e` (the weight of the global head), `global` and `personal`
+        Columns: `label` and `answer` (classes by number; -1: a class that no client holds), `right`, `probability` (of
+        the answer), `truth` (the probability of the true class), `segment` (the number of the block in time), `origin`
+        (a position in `fedthe.data.shifts.ORIGINS`), `kind` (one in `fedthe.corruptions.CORRUPTIONS`; -1: clean) and
+        `severity` (0: clean); for two heads also `e` (the weight of the global head), `global` and `personal`
         (what each head answers alone), `global_probability` and `personal_probability` (what each gives to the
         answer). What a method does not have is NaN. A pandas DataFrame if pandas is installed, else a dict of NumPy
         arrays.
@@ -210,6 +212,26 @@ class Results:
             InputError: for an unknown name, or if the files of samples are missing.
         """
         return notebook.make_frame(samples.select_samples(self, method, test, seed))
+
+    def timeline(self, test: str) -> Any:
+        """How every method takes a stream in time; one row per method, as the page on streams defines it.
+
+        Columns (%): `accuracy`, `worst_window` and `forgetting`, with intervals (`_low`, `_high`), `worst_client`,
+        `auroc`, `fpr95`, and for each phase P `accuracy P`, `steady P`, `recovery P` and `lost P` (samples). A pandas
+        DataFrame if pandas is installed, else a dict of NumPy arrays.
+
+        Raises:
+            InputError: for an unknown test, or if the files of samples are missing.
+        """
+        return notebook.make_frame(timelines.tabulate_scores(self, test))
+
+    def over_time(self, test: str, window: int = CURVE) -> Any:
+        """Accuracy (%) along a stream, and its `std` over seeds; one row per method and position.
+
+        window: samples of the moving average, which is centred and ends where a segment does. A pandas DataFrame if
+        pandas is installed, else a dict of NumPy arrays.
+        """
+        return notebook.make_frame(timelines.tabulate_curves(self, test, window))
 
     def report(self, path: str | Path = "report.html") -> Path:
         """Write the report to one HTML file, and return its path."""
@@ -257,7 +279,7 @@ def name_shift(test: str, pool: Pool) -> str:
 def write_results(results: Results, about: Mapping[str, Any]) -> None:
     """All files of results, and those of `about` by name. summary.json comes last and has the hashes of the others."""
     folder = results.folder
-    rows = [asdict(row) for row in results.rows]
+    rows = [asdict(row) for row in (*results.rows, *results.others)]
     with store.whole_file(folder / "results.jsonl") as part:
         part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     _write_parquet(folder / "results.parquet", rows)
@@ -295,8 +317,9 @@ def read_results(folder: str | Path) -> Results:
             if store.file_hash(folder / name) != summary["files"][name]:
                 raise ValueError(f"{name} was changed")
         lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = tuple(ClientScore(**json.loads(line)) for line in lines)
-        known: dict[str, Any] = {"rows": rows, "config": make_config(config), "folder": folder}
+        every = [ClientScore(**json.loads(line)) for line in lines]
+        rows, others = (tuple(row for row in every if (row.group == "trained") == trained) for trained in (True, False))
+        known: dict[str, Any] = {"rows": rows, "others": others, "config": make_config(config), "folder": folder}
         known["environment"] = records.read_json(folder / "environment.json")
         if isinstance(summary["examples"], str):  # the file alone, as in older summaries; it is of the first seed
             known["examples"] = {"seed": known["config"].seeds[0], "file": summary["examples"]}
@@ -307,46 +330,3 @@ def read_results(folder: str | Path) -> Results:
         raise InputError(
             f"{folder} is a run of another version, or damaged ({error}); run it again; nothing is retrained."
         ) from None
-
-
-def make_room(folder: Path, config: Config) -> Path | None:
-    """Move results of other settings to a folder of their own, and say where. Trainings and answers stay.
-
-    A folder where results could not be written is refused.
-    """
-    for name in (*FILES, *(f"manifest-{seed}.json" for seed in config.seeds)):
-        if (folder / name).is_dir():
-            raise InputError(f"{folder / name} is a folder, where a file of the run belongs; move it away.")
-    try:
-        before = make_config(records.read_json(folder / "config.json") or {})
-    except (InputError, TypeError, AttributeError):
-        before = None  # of another version, or damaged
-    if not (folder / "summary.json").exists() or (before is not None and config.adds_to(before)):
-        return None
-    return _move_results(folder)
-
-
-def move_others(folder: Path, answers: Sequence[str]) -> Path | None:
-    """Move results of the same settings if they have answers that are not among these, and say where.
-
-    Those are of other code, or of a method that has failed since.
-    """
-    try:
-        before = store.read_sealed(folder / "summary.json") or {}
-    except Damaged as error:
-        warnings.warn(f"{error} It is written again.", stacklevel=2)
-        return None
-    for name, digest in before.get("files", {}).items():
-        if not (folder / name).is_file() or store.file_hash(folder / name) != digest:
-            warnings.warn(f"{folder / name} is missing or was changed; it is written again.", stacklevel=2)
-    return _move_results(folder) if set(before.get("answers", ())) - set(answers) else None
-
-
-def _move_results(folder: Path) -> Path:
-    place = folder / "earlier" / store.file_hash(folder / "summary.json")[:8]
-    store.make_folder(place)
-    manifests = sorted(each.name for each in folder.glob("manifest-*.json"))
-    for name in ("report.html", *manifests, *FILES):  # summary.json last
-        if (folder / name).exists():
-            os.replace(folder / name, place / name)
-    return place

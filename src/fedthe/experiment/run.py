@@ -16,7 +16,8 @@ from ..engine.visit import Progress
 from ..errors import Failed, MethodFailed
 from ..methods.base import Method
 from ..progress.file import Recorder, recording
-from .results import ClientScore, Failure, Results, make_room, move_others, name_shift, score_rows, write_results
+from .earlier import make_room, move_others
+from .results import ClientScore, Failure, Results, name_shift, score_rows, write_results
 from .training import group_by_training, train_all
 from .work import Work
 
@@ -49,6 +50,7 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
         earlier = move_others(folder, done.files) or earlier
         results = Results(
             rows=done.rows,
+            others=done.others,
             costs=done.costs,
             failures={each.who: each.why for each in failures},
             trainings=done.trainings,
@@ -87,6 +89,7 @@ class _Measured:
     """What methods came to, after a number of rounds."""
 
     rows: tuple[ClientScore, ...]
+    others: tuple[ClientScore, ...]  # of clients that joined after training
     costs: dict[str, dict[str, float]]
     failures: list[Failure]
     trainings: dict[str, dict[str, Any]]
@@ -149,6 +152,13 @@ def _measure(methods: Mapping[str, Method], works: Sequence[Work], recorder: Rec
         answer(name, work, key, outcome, wait=True)
     order = [(name, work.run.seed) for name in methods for work in works]
     found = [answers[each] for each in order if each in answers]
-    rows = tuple(ClientScore(**row) for _, content in found for row in content["rows"])
+    rows, others = (
+        tuple(ClientScore(**row) for _, content in found for row in content[part]) for part in ("rows", "joined")
+    )
+    if others:
+        without = [
+            name for name in methods if not any(row.method == name and row.group == "unlabeled" for row in others)
+        ]
+        notes += [f"{name}: needs labels, so clients that join without them do not have it" for name in without]
     costs = {content["method"]: content["costs"] for _, content in found}
-    return _Measured(rows, costs, failures, trainings, tuple(file for file, _ in found), notes, reused)
+    return _Measured(rows, others, costs, failures, trainings, tuple(file for file, _ in found), notes, reused)

@@ -16,16 +16,22 @@ from .tables import Samples
 if TYPE_CHECKING:
     from .results import ClientScore, Results
 
-INTEGERS = ("label", "answer", "global", "personal")
+# integer columns, and their smallest value
+INTEGERS = {"label": -1, "answer": 0, "global": 0, "personal": 0, "segment": 0, "origin": 0, "kind": -1, "severity": 0}
 SHARES = ("probability", "truth", "e", "global_probability", "personal_probability")  # from 0 to 1
-COLUMNS = ("label", "answer", "right", "probability", "truth", "e", "global", "personal", *SHARES[3:])  # in this order
+# in this order
+COLUMNS = (
+    *("label", "answer", "right", "probability", "truth", "e", "global", "personal", *SHARES[3:]),
+    *("segment", "origin", "kind", "severity"),
+)
 
 
 def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
     """Per-sample data by method and seed; {} if the file is missing, damaged, or contradicts the results."""
     rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
-    for row in results.rows:
-        rows.setdefault((row.method, row.seed), {})[f"{row.test}/{row.client}"] = row
+    for row in (*results.rows, *results.others):
+        rows.setdefault((row.method, row.seed), {})[row.place] = row
+    shown = {((row.method, row.seed), row.place): f"{row.test}/{row.client}" for row in results.rows}
     found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
     for name in results.answers:
         try:
@@ -36,23 +42,27 @@ def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
         if isinstance(pair[0], str) and isinstance(pair[1], int) and (pair[0], pair[1]) in rows:
             samples = records.read_samples(results.store / "samples" / f"{name}.npz")
             if all(_fits_row(name, samples, rows[pair[0], pair[1]]) for name in samples):
-                found[pair[0], pair[1]] = samples
+                places = {name: shown.get(((pair[0], pair[1]), name.rpartition("/")[0])) for name in samples}
+                found[pair[0], pair[1]] = {
+                    f"{place}/{name.rpartition('/')[2]}": samples[name] for name, place in places.items() if place
+                }
     return found
 
 
 def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
     place, _, column = name.rpartition("/")
     array, row = samples[name], rows.get(place)
-    if row is None or array.shape != (row.samples,):
+    if row is None or array.shape != (row.samples + row.unknown,):
         return False
     if column == "right":
         answers, labels = (samples.get(f"{place}/{each}") for each in ("answer", "label"))
         agree = answers is None or labels is None or _is_right(array, answers, labels)
         return array.dtype == np.bool_ and int(array.sum()) == row.right and agree
     if column in INTEGERS:
-        return array.dtype.kind in "iu" and bool(((array >= 0) & (array < 2**31)).all())
+        return array.dtype.kind in "iu" and bool(((array >= INTEGERS[column]) & (array < 2**31)).all())
     if column in SHARES:
-        return array.dtype.kind == "f" and bool(((array >= 0) & (array <= 1)).all())
+        known = ~np.isnan(array) if column == "truth" and row.unknown else np.ones(len(array), dtype=bool)
+        return array.dtype.kind == "f" and bool(((array >= 0) & (array <= 1))[known].all())
     return array.dtype.kind in "biuf"  # of a predictor of one's own
 
 

@@ -49,8 +49,16 @@ def average_nll(rows: Iterable[ClientScore]) -> Means:
     return _average(known, lambda clients: float(np.mean([row.nll for row in clients])))
 
 
+def average_auroc(rows: Iterable[ClientScore]) -> Means:
+    """The area under the ROC curve of known against unknown classes in percent, mean over clients."""
+    known = [row for row in rows if row.auroc is not None]
+    return _average(known, lambda clients: 100 * float(np.mean([row.auroc for row in clients])))
+
+
 def find_calibration_errors(samples: Mapping[tuple[str, int], Samples]) -> Means:
     """The expected calibration error in percent, over all samples of a test; from samples by method and seed.
+
+    Samples of a class that no client holds are left out: no answer to them is right.
 
     A method that lacks the samples of a seed is left out: a mean over the other seeds would be another number.
     """
@@ -64,10 +72,17 @@ def find_calibration_errors(samples: Mapping[tuple[str, int], Samples]) -> Means
                 tests.setdefault(test, []).append(f"{test}/{client}")
         for test, places in tests.items():
             probabilities, right = (
-                np.concatenate([kept[f"{place}/{name}"] for place in places]) for name in ("probability", "right")
+                np.concatenate([kept[f"{place}/{name}"][_is_known(kept, place)] for place in places])
+                for name in ("probability", "right")
             )
             found.setdefault(method, {}).setdefault(test, []).append(calibration_error(probabilities, right))
     return {method: {test: float(np.mean(seeds)) for test, seeds in row.items()} for method, row in found.items()}
+
+
+def _is_known(kept: Samples, place: str) -> np.ndarray:
+    """Which samples of a stream are of classes that clients hold."""
+    right = kept[f"{place}/right"]
+    return np.asarray(kept.get(f"{place}/label", np.zeros(len(right))) >= 0)
 
 
 def find_short_streams(rows: Iterable[ClientScore]) -> dict[str, str]:

@@ -22,12 +22,13 @@ from ..config import Config
 from ..corruptions import CORRUPTION_VERSION
 from ..data.plan import Federation, build
 from ..data.pool import Dataset
+from ..data.unknown import set_aside
 from ..engine.evaluate import answer_one, check_columns, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
-from ..engine.shards import Shards
+from ..engine.shards import Shards, hide_labels
 from ..engine.stack import Stack
-from ..engine.train import deploy_some, start
+from ..engine.train import deploy_some, deploy_unlabeled, start
 from ..engine.visit import Engine, Progress, Question, Run
 from ..errors import Damaged, Failed, InputError, code_of_a_method
 from ..fingerprint import fingerprint
@@ -42,13 +43,17 @@ from ..text import find_nearest, flatten
 from ..tree import Tree
 from .checkpoint import Checkpoint
 from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_samples
-from .results import NO_EXAMPLES, ClientScore
+from .results import NO_EXAMPLES
+from .scores import ClientScore, make_columns, make_row
 
 T = TypeVar("T")
+Scored = tuple[
+    ClientScore, dict[str, np.ndarray]
+]  # of one stream: its score, and columns with a value for every sample
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
-ANSWERS = 3  # the same of answers alone: raised when their files change, which retrains nothing
+ANSWERS = 4  # the same of answers alone: raised when their files change, which retrains nothing
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,8 @@ class Work:
         same = path.name[-len(f"-{self.run.seed}-{'':16}.json") :]
         for other in sorted(path.parent.glob(f"*{same}")):
             if other != path and (done := self._read_answer(other)):
-                done |= {"method": name, "rows": [row | {"method": name} for row in done["rows"]]}
+                renamed = {part: [row | {"method": name} for row in done[part]] for part in ("rows", "joined")}
+                done |= {"method": name, **renamed}
                 store.write_arrays(self._samples_of(path), store.read_arrays(self._samples_of(other)), compress=True)
                 store.write_sealed(path, done)
                 return done
@@ -209,60 +215,57 @@ class Work:
         return None
 
     def _answer(self, name: str, method: Method, training: str, progress: Progress, path: Path) -> dict[str, Any]:
-        """Deploy the method on every client and test it there."""
+        """Deploy the method on every client and test it there, and without labels on those that join late."""
         clients, peak = range(len(self.run.shards)), 0.0
-        answered: dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]] = {}
+        answered: list[Scored] = []
         for some in split(clients, self.engine.together):
             tell(AnswerEvent(name, self.run.seed, done=some[0], total=len(clients)))
             deployed = deploy_some(method, self.run, self.config.training, progress, self.engine, some)
             if not answered:
                 peak = self._measure_memory(method, tree.take(deployed, 0))
-            answered |= self._answer_some(name, method, deployed, some)
+            answered += self._answer_some(name, method, deployed, some)
+        for some in split(self.run.unseen, self.engine.together):
+            unlabeled = deploy_unlabeled(method, self.run, progress, some)
+            answered += [] if unlabeled is None else self._answer_some(name, method, unlabeled, some, labeled=False)
         tell(AnswerEvent(name, self.run.seed, done=len(clients), total=len(clients)))
-        order = [(test, k) for test in self.tests for k in clients if (test, k) in answered]
-        rows = [asdict(answered[place][0]) for place in order]
-        samples = {
-            f"{test}/{k}/{column}": values for test, k in order for column, values in answered[test, k][1].items()
-        }
+        answered.sort(key=lambda each: (self.tests.index(each[0].test), each[0].client))  # stable
+        rows, joined = (
+            [asdict(row) for row, _ in answered if (row.group == "trained") == trained] for trained in (True, False)
+        )
+        samples = {f"{row.place}/{name}": values for row, columns in answered for name, values in columns.items()}
         with code_of_a_method():
             forward, backward = method.predictor.passes
         costs = {"forward": forward, "backward": backward, "peak_mib": peak}
         about = {"method": name, "seed": self.run.seed, "training": training, "is": describe(method)}
-        answer = {**about, "costs": costs, "rows": rows}
+        answer = {**about, "costs": costs, "rows": rows, "joined": joined}
         store.write_arrays(self._samples_of(path), samples, compress=True)
         store.write_sealed(path, answer)
         return answer
 
     def _answer_some(
-        self, name: str, method: Method, deployed: Tree, clients: Sequence[int]
-    ) -> dict[tuple[str, int], tuple[ClientScore, dict[str, np.ndarray]]]:
+        self, name: str, method: Method, deployed: Tree, clients: Sequence[int], labeled: bool = True
+    ) -> list[Scored]:
         """By test and client: the score, and columns with a value for every sample."""
-        places, asked, labels = [], [], []
+        places, asked, streams = [], [], []
         for test in self.tests:
             for i, k in enumerate(clients):
                 stream = self.federation.tests[test][k]
-                if stream is not None:
-                    stream = stream.first(self.config.samples)
+                stream = stream and stream.first(self.config.samples)
+                if stream is not None and (self.federation.labels(stream) >= 0).any():
                     places.append((test, k))
                     asked.append(Question(i, self.federation.inputs(stream), (self.run.seed, test, k)))
-                    labels.append(self.federation.labels(stream))
+                    streams.append(stream)
+        shards = [self.run.shards[k] if labeled else hide_labels(self.run.shards[k]) for k in clients]
         with code_of_a_method():
-            answers = self.engine.answer(method, deployed, [self.run.shards[k] for k in clients], asked)
-        scored = {}
-        for (test, k), question, truth, answered in zip(places, asked, labels, answers, strict=True):
+            answers = self.engine.answer(method, deployed, shards, asked)
+        scored = []
+        for (test, k), question, stream, answered in zip(places, asked, streams, answers, strict=True):
             check_columns(method, answered)
+            truth = self.federation.labels(stream)
             scores = score(answered, truth, question.path)
-            ms = 1000 * scores.seconds / len(truth)
-            right = int(scores.right.sum())
-            row = ClientScore(name, self.run.seed, test, k, len(truth), right, 100 * scores.accuracy, ms, scores.nll)
-            known = {
-                "right": scores.right,
-                "label": truth.astype(np.int32),
-                "answer": scores.classes.astype(np.int32),
-                "probability": np.exp(scores.log_probability).astype(np.float32),
-                "truth": np.exp(scores.log_truth).astype(np.float32),
-            }
-            scored[test, k] = (row, scores.info | known)
+            group = "trained" if k not in self.run.unseen else "joined" if labeled else "unlabeled"
+            row = make_row(name, self.run.seed, test, k, scores, group)
+            scored.append((row, scores.info | make_columns(scores, truth, stream)))
         return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
@@ -291,7 +294,7 @@ def prepare(
     """
     engine = get_engine(config.engine, config.device, config.precision, config.threads)
     find_parts(config, recipes, net)  # refuses bad ones before any data is loaded
-    dataset = dataset or load(config)
+    dataset = set_aside(dataset or load(config), config.unknown)
     config = fit_to_data(config, dataset)
     made = pick_net(config, dataset.pool, net)
     config = config if net is None and config.net in NETS else fit_to_net(config, made)
@@ -305,10 +308,11 @@ def prepare(
     if code:
         engine.release()  # its programs may be compiled from code that was edited since
     folder = folder or config.folder
-    return methods, [
-        Work(config, folder, engine, each, Run(each.settings.seed, Shards(each, engine.device)), tests, code)
-        for each in federations
-    ]
+    return methods, [Work(config, folder, engine, each, _make_run(each, engine), tests, code) for each in federations]
+
+
+def _make_run(federation: Federation, engine: Engine) -> Run:
+    return Run(federation.settings.seed, Shards(federation, engine.device), unseen=federation.unseen)
 
 
 def _check_method(name: str, method: Method) -> tuple[Method, Method]:

@@ -72,8 +72,7 @@ class FedAvg(Rounds):
 class Personal:
     """How a client makes the shared model its own. The default deploys the shared model as it is."""
 
-    # Leaves that the shared model gets beside those of the rounds: the weighted mean of a leaf that clients keep.
-    averages: ClassVar[Mapping[str, str]] = {}
+    averages: ClassVar[Mapping[str, str]] = {}  # leaves beside the shared ones: weighted means of what clients keep
 
     def keep(self, net: Net, params: Tree) -> Tree:
         """What each client keeps of its own from round to round, as it is before the first."""
@@ -82,6 +81,10 @@ class Personal:
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
         """What a client deploys in place of leaves of `shared`, or beside them. Leaves that `keep` names are kept."""
         return Fitted({})
+
+    def personalize_unlabeled(self, net: Net, shared: Tree, shard: Shard) -> Tree | None:
+        """The same for a client that has no labels: those of its rows are 0, and so are counts. None: it cannot."""
+        return {} if type(self).personalize is Personal.personalize else None
 
     def logits(self, net: Net, mine: Tree, x: Tensor) -> Tensor:
         return net.logits(mine, x)

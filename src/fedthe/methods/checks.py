@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 
 # Columns that all samples have; predictors add others.
-COLUMNS = ("method", "seed", "test", "client", "sample", "label", "answer", "right", "probability", "truth")
+COLUMNS = (
+    *("method", "seed", "test", "client", "sample", "label", "answer", "right", "probability", "truth"),
+    *("segment", "origin", "kind", "severity"),
+)
 
 
 class WrongMethod(InputError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import FedAvg, Fit, Fitted, Personal, Shard, Tree, network
+from .base import FedAvg, Fit, Fitted, Net, Personal, Shard, Tree, network
 
 
 @dataclass(frozen=True)
@@ -14,3 +14,6 @@ class FineTune(Personal):
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
         return fit(FedAvg(self.balanced_personal).loss, network(shared))
+
+    def personalize_unlabeled(self, net: Net, shared: Tree, shard: Shard) -> Tree:
+        return {}  # the received model

@@ -4,6 +4,7 @@ those of the nearest neighbours among the client's own training rows."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from .base import Answers, Method, Predictor, Samples, Shard, Tree
 
 @dataclass(frozen=True)
 class KNN(Predictor):
+    needs_labels: ClassVar[bool] = True
     window = None
     k: int = 10
     scale: float = 1.0  # of the distances: a neighbour at Euclidean distance d counts exp(-d / scale)

@@ -25,6 +25,7 @@ class Predictor:
     """
 
     needs: ClassVar[tuple[str, ...]] = ()  # leaves of a client's state beside those of the network
+    needs_labels: ClassVar[bool] = False  # whether `start` makes no sense for a shard without labels
 
     def check(self, method: Method) -> None:
         """Raise InputError if the method does not fit this predictor. `needs` is checked already."""

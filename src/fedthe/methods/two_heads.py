@@ -28,6 +28,10 @@ class TwoHeads(Personal):
         head, losses, _ = fit(self.loss, mine["personal"], {"body": shared["body"]})
         return Fitted({"personal": head, "own_descriptor": mean_feature(fit.net, shared["body"], shard)}, losses)
 
+    def personalize_unlabeled(self, net: Net, shared: Tree, shard: Shard) -> Tree:
+        """The global head as the personal one, and the descriptor, which needs no labels."""
+        return {"personal": shared["head"], "own_descriptor": mean_feature(net, shared["body"], shard)}
+
     def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
         return FedAvg(self.balanced_personal).loss(net, {"head": params} | given, {}, batch)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..experiment.timelines import StreamCurves, StreamScore
+
 BINS = 40  # of the histogram of the personal head's weight, from 0 to 1
 
 Percents = Sequence[float | None]  # accuracy of client 0, 1, ...; None if the client lacks the test
@@ -78,6 +80,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """A test whose streams change in time."""
+
+    scores: Mapping[str, StreamScore]  # by method
+    curves: StreamCurves | None = None  # a record of a table has none
+
+
+@dataclass(frozen=True)
 class Example:
     """A sample and its predictions. Classes are indices."""
 
@@ -108,6 +118,7 @@ class Shown:
     failures: Mapping[str, str]
     provenance: Mapping[str, Any]  # command, seconds, environment, config, manifests, trainings
     short: Mapping[str, str] = field(default_factory=dict)  # by test: a sentence on streams of few samples
+    streams: Mapping[str, Timeline] = field(default_factory=dict)  # by test; only those that change in time
     # a record of a table has none of these
     classes: Sequence[str] = ()  # names
     weights: Mapping[str, Mapping[str, Weights]] = field(default_factory=dict)  # by method and test

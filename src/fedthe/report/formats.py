@@ -14,6 +14,7 @@ from . import cells
 from .compare import find_leads
 from .data import Cost, Page, Paper, Shown
 from .headline import say_finding
+from .streams import explain_streams, lay_out_stream
 
 LONGEST = 2000  # characters of a user's text
 MARKDOWN = str.maketrans(
@@ -56,14 +57,14 @@ def write_markdown(page: Page) -> str:
     parts = [f"# {_escape_markdown(page.title)}", *map(_escape_markdown, page.notes)]
     for shown in page.shown:
         parts += [f"## {_escape_markdown(shown.name)}", *map(_escape_markdown, (say_finding(shown), shown.sentence))]
-        for block in lay_out(shown):
-            parts += [_escape_markdown(f"{block.title}. {block.about}"), _write_markdown_table(block)]
+        for block in (*lay_out(shown), *lay_out_streams(shown)):
+            parts += [_escape_markdown(f"{block.title}. {block.about}".rstrip()), _write_markdown_table(block)]
         parts.append("\n".join(f"- {_escape_markdown(remark)}" for remark in list_remarks(shown)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def write_latex(page: Page) -> str:
-    """For each run a table of accuracy, the worst client's and the paper's numbers, and one of the other statistics."""
+    """For each run tables of accuracy, the worst client's and the paper's numbers, of other statistics, of streams."""
     parts = [
         r"% Needs \usepackage{booktabs}. Names beyond Latin letters need LuaLaTeX or XeLaTeX, and a font that has them."
     ]
@@ -72,7 +73,8 @@ def write_latex(page: Page) -> str:
         name = re.sub(r"[^a-z0-9]+", "-", shown.name.lower()).strip("-") or "run"
         blocks = lay_out(shown)
         main = [block for block in blocks if block.title in MAIN]
-        for some in (main, [block for block in blocks if block.title not in (*MAIN, LEADS)]):  # leads are too wide
+        others = [block for block in blocks if block.title not in (*MAIN, LEADS)]  # leads are too wide
+        for some in (main, others, *([block] for block in lay_out_streams(shown))):
             if some:
                 labels.append(cells.find_free(f"tab:{name}", labels))
                 parts.append(_write_latex_table(shown, some, labels[-1]))
@@ -183,6 +185,18 @@ def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
     named = [(method, name) for method, name in shown.methods.items() if method in paper.cells]
     rows = [(name, [say(method, test) for test in head]) for method, name in named]
     return Block(PAPER, f"In brackets, our number minus the paper's. Table: {paper.title}.", head, rows)
+
+
+def lay_out_streams(shown: Shown) -> list[Block]:
+    """A table for each test that changes in time."""
+    blocks: list[Block] = []
+    about = explain_streams(score for stream in shown.streams.values() for score in stream.scores.values())
+    for test in shown.streams:
+        heads, rows = lay_out_stream(shown, test)
+        title = f"Stream in time: {shown.tests.get(test, test)}"
+        filled = [(name, [*map(TextCell, row)]) for name, row in rows]
+        blocks.append(Block(title, "" if blocks else about, {head: head for head in heads}, filled))
+    return blocks
 
 
 def list_remarks(shown: Shown) -> list[str]:

@@ -29,6 +29,7 @@ from .cells import number_names
 from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
 from .read import check_record, is_record, read_json, read_losses, read_manifest, read_run
 from .samples import has_labels, pick_examples, score_heads, spread_weights
+from .streams import gather_streams, read_streams
 from .wrong import explain
 
 ByClient = Mapping[str, Mapping[str, Mapping[str, Percents]]]  # by method, test and seed
@@ -91,6 +92,7 @@ def show_results(results: Results) -> Shown:
         seeds=list(config.seeds),
         scores=_score(clients, more),
         short=find_short_streams(results.rows),
+        streams=gather_streams(samples, results.tests, results.rejection()),
         costs={
             method: Cost(ms.get(method), *map(results.costs.get(method, {}).get, ("forward", "backward")))
             for method in results.methods
@@ -198,6 +200,7 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
         seeds=list(config.seeds),
         scores=_score(clients, more),
         short=short,
+        streams=read_streams(first.get("streams", {})),
         costs={method: Cost(ms) for method, ms in first["ms_per_sample"].items()},
         paper=_take_paper(table, record["compared"], list_remarks(record)),
         clients={str(seed): SeedClients([], _pick_seed(clients, seed), {}) for seed in config.seeds},
@@ -215,7 +218,8 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     )
     if results is None or len(cases) > 1:
         return bare
-    known, taken = show_results(results), ("costs", "classes", "clients", "weights", "losses", "curves", "examples")
+    known = show_results(results)
+    taken = ("costs", "classes", "clients", "weights", "losses", "curves", "examples", "streams")
     return replace(bare, **{name: getattr(known, name) for name in taken})
 
 

@@ -46,6 +46,17 @@ SUMMARY = {
 EXAMPLES = {"seed": COUNT, "file": NAME}
 CONFIG = {"hyper?": {str: {str: PLAIN}}, "clients?": Number(1, 10**6, whole=True), "seeds?": PLAIN}
 MANIFEST = {"pool": {"classes": [TEXT]}, "clients": [{"classes": [COUNT]}]}
+ESTIMATE = {"mean": Number(-100, 100), "low": Maybe(Number()), "high": Maybe(Number())}
+PHASE = {name: Maybe(AMOUNT) for name in ("steady", "recovery", "recovery_low", "recovery_high")}
+STREAM = {
+    "accuracy": ESTIMATE,
+    "worst_window": Maybe(ESTIMATE),
+    "worst_client": Maybe(PERCENT),
+    "forgetting": Maybe(ESTIMATE),
+    "phases": {str: {"accuracy": PERCENT, **PHASE, "lost": Maybe(Number())}},
+    "auroc": Maybe(PERCENT),
+    "fpr95": Maybe(PERCENT),
+}
 CASE = {
     "columns": {str: NAME},
     "config": CONFIG,
@@ -56,6 +67,7 @@ CASE = {
     "clients": {str: {str: {str: [Maybe(PERCENT)]}}},
     "statistics?": {f"{name}?": {str: {str: Number(0, 1e300)}} for name in ("weighted", "nll", "ece")},
     "short?": {str: TEXT},
+    "streams?": {str: {str: STREAM}},
     "seconds?": Maybe(AMOUNT),
     "ms_per_sample": {str: AMOUNT},
 }

@@ -63,7 +63,7 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
     methods = make_methods(config, make_net(config, classes, (3, 32, 32)))
     for seed in config.seeds:
         s = config.settings(seed)
-        data = (config.dataset, config.size, s.clients, s.dirichlet, s.partition, s.train_fraction)
+        data = (config.dataset, config.size, config.unknown, s.clients, s.dirichlet, s.partition, s.train_fraction)
         cores = set()  # trained here: other methods with the same core do not train the shared model again
         for trained, served in group_by_training(methods).items():
             key = content_hash(describe(trained), asdict(config.training), data, seed)
@@ -72,7 +72,7 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
                 cores.add(trained.core)
                 paid.add(key)
             for method in served.values():
-                tested = (config.tests, config.severity, config.samples, config.test_fraction)
+                tested = (config.tests, config.streams, config.severity, config.samples, config.test_fraction)
                 answers = content_hash(key, describe(method), *tested)
                 if answers not in paid:
                     yield bill_answers(config, method, rows, bench)
@@ -109,7 +109,7 @@ def _time_images(config: Config, images: float, bench: Bench | None) -> float | 
 
 
 def bill_answers(config: Config, method: Method, rows: int, bench: Bench | None) -> Bill:
-    tests = TESTS if config.tests is None else len(config.tests)
+    tests = TESTS + len(config.streams) if config.tests is None else len(config.tests)
     samples = tests * rows * SPLIT[1] * config.test_fraction
     if config.samples is not None:
         samples = min(samples, tests * config.client_count * config.samples)

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
 from ..experiment.tables import find_short_streams, list_clients
+from ..experiment.timelines import describe_streams
 from ..experiment.work import prepare
 from ..statistics import deviation
 from ..text import flatten
@@ -88,6 +89,8 @@ def find_comparable(table: Table, done: Sequence[tuple[TableCase, Results]], col
     """The columns measured on the paper's data: by digest if it is known, else by name."""
     case, results = done[0]
     dataset = table.setting["dataset"]
+    if not any(table.rows.values()):  # a table of our own
+        return []
     if case.config.dataset.partition(":")[0] != dataset or dataset not in PAPER_SHIFTS:
         return []
     if dataset in PAPER_DIGESTS and results.digests.get("pool") != PAPER_DIGESTS[dataset]:
@@ -132,6 +135,7 @@ def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
         "clients": list_clients(results.rows),
         "statistics": {"weighted": results.weighted(), "nll": results.nll(), "ece": results.calibration()},
         "short": find_short_streams(results.rows),
+        "streams": describe_streams(results),
         "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
     }

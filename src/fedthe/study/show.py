@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..text import say_value
+from . import streams
 from .bill import Bill
 from .reproduce import say_unchecked
-from .tables import AVERAGE, Table
+from .tables import AVERAGE, OWN_TABLES, Table
 
 SHORT = {AVERAGE: "average", "corrupted_ooc": "corr. ooc", "imagenet_a": "A", "imagenet_r": "R", "imagenet_v2": "V2"}
+SHORT |= streams.SHORT
+WIDE = 6  # columns; a table with more has standard deviations below the means
 Rows = list[list[str]]
 Grid = tuple[list[str], Rows]  # a head, and rows
 Number = Sequence[float]  # a mean and, where there is one, its standard deviation
@@ -19,7 +22,9 @@ Number = Sequence[float]  # a mean and, where there is one, its standard deviati
 def lay_out(table: Table, record: Mapping[str, Any]) -> Grid:
     """Ours ± the standard deviation over seeds; below, the paper's and the difference, where both are comparable."""
     head = ["", *(SHORT.get(column, column) for column in record["columns"])]
-    return head, _lay_out_rows(table, record, _say_cell)
+    if len(record["columns"]) <= WIDE:
+        return head, _lay_out_rows(table, record, _say_cell)
+    return [each.replace(" ", "\n") for each in head], _lay_out_rows(table, record, _say_high_cell)
 
 
 def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number, Number | None], str]) -> Rows:
@@ -43,6 +48,10 @@ def _say_cell(ours: Number, paper: Number | None) -> str:
     return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
 
 
+def _say_high_cell(ours: Number, paper: Number | None) -> str:
+    return _say_cell(ours, paper).replace(" ±", "\n±")
+
+
 def say_spread(record: Mapping[str, Any]) -> str:
     """What ± means in a table. A single seed has no standard deviation over seeds."""
     several = len(record["cases"][0]["config"]["seeds"]) > 1
@@ -57,7 +66,8 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         named = ", ".join(SHORT.get(column, column) for column in apart)
         remarks.append(f"Not the paper's data, so not compared: {named}.")
     elif apart:
-        remarks.append("Not the paper's data, so nothing is compared.")
+        own = record["id"] in OWN_TABLES
+        remarks.append("Not in the paper." if own else "Not the paper's data, so nothing is compared.")
     if record["compared"] and record.get("unchecked"):
         remarks.append(say_unchecked(record["unchecked"]))
     said = {

@@ -34,7 +34,19 @@ from ..text import find_nearest, flatten, quote
 Swept: TypeAlias = Mapping[str, Any]  # by key, or by method and key: a list of values
 FORMAT = 1
 # Settings that are lists already, or change no number.
-UNSWEPT = ("name", "out", "methods", "seeds", "tests", "curve", "keep", "hyper", "threads", "checkpoint_seconds")
+UNSWEPT = (
+    "name",
+    "out",
+    "methods",
+    "seeds",
+    "tests",
+    "curve",
+    "keep",
+    "hyper",
+    "streams",
+    "threads",
+    "checkpoint_seconds",
+)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from ..errors import InputError
 from ..names import NET_NAMES
 from ..nets.make import MODELS
 from ..text import find_nearest
+from . import streams
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
-KEYS += ["train_fraction", "test_fraction"]
+KEYS += ["train_fraction", "test_fraction", "tests"]
 SEVERITY = "severity"  # the columns severity1 to severity5 are separate runs
 
 Ours = tuple[float, float | None]  # percent: mean and standard deviation over seeds; None for a single seed
@@ -40,7 +41,7 @@ class Table:
 
 
 PAPERS_SEVEN = ("fedavg_ft", "fedrod", "fedrep", "memo_p", "t3a", "fedthe", "fedthe_plus")
-# Not in the paper: like its ImageNet experiments, on data that is easier to get.
+# Not in the paper: like its ImageNet experiments, on data that is easier to get; and streams in time.
 OWN_TABLES = {
     "tiny-imagenet-20": Table(
         "tiny-imagenet-20",
@@ -56,7 +57,10 @@ OWN_TABLES = {
         },
         ("original", "corrupted", "ooc", "mixture"),
         {method: {} for method in PAPERS_SEVEN},
-    )
+    ),
+    "streams": Table(
+        "streams", streams.TITLE, streams.SETTING, streams.STREAMS, {method: {} for method in streams.METHODS}
+    ),
 }
 
 

@@ -18,6 +18,7 @@ SCRIPTS = (
     *("dom", "format", "colours", "charts", "parts", "theme", "lines", "heat"),  # shared
     *(
         "results",
+        "streams",
         "comparison",
         "trade",
         "severity",

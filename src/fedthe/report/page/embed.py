@@ -12,6 +12,7 @@ from typing import Any
 
 from ...names import OURS, name_method
 from ...study.draw import METHOD_COLOURS, OTHER_COLOURS, colour_of, describe_settings, look_up
+from ...study.draw_streams import pick_best, pick_streams
 from ...study.tables import SEVERITY
 from ..compare import compare_all
 from ..data import Losses, Page, Shown
@@ -63,6 +64,11 @@ def _pick_run(shown: Shown) -> dict[str, Any]:
         "losses": _join_losses(shown.losses, shown.methods),
         "curves": {m: {t: asdict(curve) for t, curve in tests.items()} for m, tests in shown.curves.items()},
         "examples": [asdict(example) for example in shown.examples],
+        "streams": {
+            test: pick_streams(stream.curves) | {"first": pick_best(stream.curves)}
+            for test, stream in shown.streams.items()
+            if stream.curves
+        },
     }
 
 

@@ -13,6 +13,7 @@ from .markup import escape, frame, list_items, list_or_fold, prefix
 from .provenance import show_provenance
 from .results import show_results
 from .statistics import show_statistics
+from .streams import show_streams
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ def list_sections(page: Page) -> list[Section]:
     sections = [Section("results", "Results", show_results(runs))] if runs else []
     if statistics := show_statistics(runs):
         sections.append(Section("statistics", "Statistics", statistics))
+    if streams := show_streams(runs):
+        sections.append(Section("streams", "Streams", streams))
     sections += _list_charts(page)
     if any(shown.provenance for shown in runs):
         sections.append(Section("provenance", "Provenance", show_provenance(runs)))

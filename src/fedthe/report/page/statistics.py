@@ -15,7 +15,7 @@ def show_statistics(runs: Sequence[Shown]) -> str:
     for shown in runs:
         blocks = [block for block in lay_out(shown) if block.title not in MAIN]
         tables = "".join(
-            f"<h3>{LEADS}</h3>{_write_block(block)}" if block.title == LEADS else fold(block.title, _write_block(block))
+            f"<h3>{LEADS}</h3>{write_block(block)}" if block.title == LEADS else fold(block.title, write_block(block))
             for block in blocks
         )
         if tables:
@@ -30,13 +30,13 @@ def _write_cell(cell: TextCell) -> str:
     return f"<td>{number}{small}</td>" if cell == NOTHING else f"<td>{number}{small}</td>".replace("-", "−")
 
 
-def _write_block(block: Block) -> str:
+def write_block(block: Block) -> str:
     head = "".join(f'<th scope="col">{escape(title)}</th>' for title in block.head.values())
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_write_cell, row))}</tr>' for name, row in block.rows
     )
+    about = f"<caption><span>{escape(block.about)}</span></caption>" if block.about else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}"><table>'
-        f"<caption><span>{escape(block.about)}</span></caption>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(block.title)}"><table>{about}'
         f'<thead><tr><th scope="col">method</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )

@@ -19,10 +19,10 @@ from ...data.pool import Dataset
 from ...errors import InputError
 from ...experiment.results import name_shift
 from ...experiment.work import get_engine, pick_tests
-from ...names import TEST_NAMES
+from ...names import STREAM_NAMES, TEST_NAMES, name_test
 from ...records import describe_environment
 from ...text import clean, find_nearest
-from . import alpha_beta, curves, features, gains, interpolation, leak, probing, weights
+from . import alpha_beta, curves, features, gains, interpolation, leak, probing, streams, weights
 from .base import Figure, restate_figure
 
 FIGURES: dict[str, Figure] = {
@@ -35,6 +35,7 @@ FIGURES: dict[str, Figure] = {
     "features": features.FIGURE,
     "leak": leak.FIGURE,
     "probing": probing.FIGURE,
+    "streams": streams.FIGURE,
 }
 
 
@@ -57,7 +58,7 @@ def measure_figure(name: str, **settings: Any) -> dict[str, Any]:
     """All that a figure shows, as plain data; `settings` override the paper's."""
     figure, config = find_figure(name), plan_figure(name, **settings)
     dataset = load_dataset(config.dataset, natural=config.natural, size=config.size)
-    titles = name_tests(dataset)
+    titles = name_tests(dataset) | name_streams(config)
     tests = pick_tests(config, titles)
     measured = {
         "id": name,
@@ -83,3 +84,9 @@ def name_tests(dataset: Dataset) -> dict[str, str]:
     shifts = {test: clean(name_shift(test, pool)) for test, pool in dataset.natural.items()}
     first = {test: titles.pop(test) for test in ("original", "corrupted")}
     return first | shifts | titles
+
+
+def name_streams(config: Config) -> dict[str, str]:
+    """The display names of the streams in time that an experiment asks for."""
+    asked = config.streams if config.tests is None else config.tests
+    return {test: name_test(test) for test in (*STREAM_NAMES, *config.streams) if test in asked}

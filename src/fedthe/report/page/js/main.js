@@ -1,5 +1,5 @@
 (() => {
-  const FILLS = { comparison: fillComparison, trade: fillTrade, severity: fillSeverity, clients: fillClients, curves: fillCurves, weights: fillWeights, examples: fillExamples };
+  const FILLS = { streams: fillStreams, comparison: fillComparison, trade: fillTrade, severity: fillSeverity, clients: fillClients, curves: fillCurves, weights: fillWeights, examples: fillExamples };
 
   function showRun(run) {
     for (const [id, fill] of Object.entries(FILLS)) {

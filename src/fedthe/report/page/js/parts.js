@@ -61,7 +61,7 @@ const { choose, makeTable, addNumbers, paintSwatches, addLegend, addSwitches, ad
   // A legend whose entries toggle lines
   function addSwitches(looks, hidden, change) {
     return make("ul", { class: "legend" }, ...looks.map(([id, look]) => {
-      const button = make("button", { type: "button", "aria-pressed": "true" }, addSwatch(look, "line"), look.name);
+      const button = make("button", { type: "button", "aria-pressed": String(!hidden.has(id)) }, addSwatch(look, "line"), look.name);
       button.addEventListener("click", () => {
         if (hidden.has(id)) hidden.delete(id);
         else hidden.add(id);

@@ -1,0 +1,80 @@
+"""How clients did: a row of results for every stream, and columns with a value for every sample of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..data.shifts import Stream
+from ..engine.evaluate import Scores
+
+# Clients that took part in training; those that joined after it, with their labels; and the same without labels.
+GROUPS = ("trained", "joined", "unlabeled")
+
+
+@dataclass(frozen=True)
+class ClientScore:
+    """How one client did on one test distribution: a row of results.jsonl."""
+
+    method: str
+    seed: int
+    test: str
+    client: int
+    samples: int  # of classes that clients hold
+    right: int
+    accuracy: float  # percent
+    ms_per_sample: float
+    nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
+    unknown: int = 0  # further samples, of a class that no client holds
+    auroc: float | None = None  # how well the probability of the answer tells those apart, from 0 to 1; None: no such
+    group: str = "trained"  # one of GROUPS
+
+    @property
+    def place(self) -> str:
+        """Where the columns of its samples are filed."""
+        return f"{'unlabeled:' if self.group == 'unlabeled' else ''}{self.test}/{self.client}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method without an answer on a seed, and why."""
+
+    method: str
+    seed: int
+    why: str
+    rounds: int | None = None  # after which it failed, where that is not at the end
+
+    @property
+    def who(self) -> str:
+        after = "" if self.rounds is None else f", after {self.rounds} rounds"
+        return f"{self.method}, seed {self.seed}{after}"
+
+
+def make_row(method: str, seed: int, test: str, client: int, scores: Scores, group: str) -> ClientScore:
+    return ClientScore(
+        method,
+        seed,
+        test,
+        client,
+        samples=int(scores.known.sum()),
+        right=int(scores.right.sum()),
+        accuracy=100 * scores.accuracy,
+        ms_per_sample=1000 * scores.seconds / len(scores.known),
+        nll=scores.nll,
+        unknown=int((~scores.known).sum()),
+        auroc=scores.auroc,
+        group=group,
+    )
+
+
+def make_columns(scores: Scores, labels: np.ndarray, stream: Stream) -> dict[str, np.ndarray]:
+    """What is filed of every sample, beside what the predictor gives."""
+    return {
+        "right": scores.right,
+        "label": labels.astype(np.int32),
+        "answer": scores.classes.astype(np.int32),
+        "probability": np.exp(scores.log_probability).astype(np.float32),
+        "truth": np.exp(scores.log_truth).astype(np.float32),
+        **{column: getattr(stream, column) for column in ("segment", "origin", "kind", "severity")},
+    }

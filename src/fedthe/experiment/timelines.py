@@ -1,0 +1,305 @@
+"""How methods do on streams in time: curves and scores with intervals, from the files of samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import timeline
+from ..data.shifts import ORIGINS
+from ..errors import InputError
+from ..names import STREAM_NAMES
+from ..statistics import LEVEL, bootstrap, draw_weights
+from ..timeline import Track
+from .samples import check_known, read_samples
+from .tables import Means, Samples
+
+if TYPE_CHECKING:
+    from .results import Results
+
+DRAWS = 1000  # of the interval of a recovery
+
+Seeds = Mapping[int, Mapping[int, Track]]  # by seed and client
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over clients, then over seeds, and its 95 % interval: a bootstrap over seeds, then over clients."""
+
+    mean: float
+    low: float | None  # None for a single client
+    high: float | None
+
+
+@dataclass(frozen=True)
+class PhaseScore:
+    """How a method does on one phase of a stream, and how it takes switches to it."""
+
+    accuracy: float  # percent: mean over clients, then over seeds
+    steady: float | None = None  # percent, in the second half of a segment; None: no switch that could be measured
+    recovery: float | None = None  # samples until it has recovered; None: not within half a segment
+    recovery_low: float | None = None  # its 95 % interval; None: not within half a segment
+    recovery_high: float | None = None
+    lost: float | None = None  # samples after a switch that would be right at the steady accuracy
+
+
+@dataclass(frozen=True)
+class StreamScore:
+    """How a method does on a stream in time. Percent; None where it is not defined."""
+
+    accuracy: Estimate
+    worst_window: Estimate | None  # the lowest accuracy of a client over 50 samples in a row
+    worst_client: float | None  # the lowest of all clients' worst windows, mean over seeds
+    forgetting: Estimate | None  # points lost from the first segment to later ones of its phase
+    phases: Mapping[str, PhaseScore]
+    auroc: float | None = None  # of the probability of answers, for known classes against an unknown one
+    fpr95: float | None = None  # samples of the unknown class that pass where 95 % of the others do
+
+
+@dataclass(frozen=True)
+class TimeCurve:
+    """Accuracy (%) along a stream: the mean over clients, then over seeds."""
+
+    positions: Sequence[int]
+    mean: Sequence[float]
+    std: Sequence[float] | None  # over seeds (n - 1); None for one seed
+    segments: Sequence[float]  # accuracy in each of the bands
+
+
+@dataclass(frozen=True)
+class StreamCurves:
+    bands: Sequence[tuple[int, int, str]]  # first position, end and phase of each segment
+    methods: Mapping[str, TimeCurve]
+
+
+def read_tracks(samples: Samples, test: str) -> dict[int, Track]:
+    """The streams of a test by client, without samples of unknown classes; from files of earlier versions as one
+    segment."""
+    places = {
+        int(name.rsplit("/", 2)[1]): name.removesuffix("right")
+        for name in samples
+        if name.rsplit("/", 2)[0::2] == [test, "right"]
+    }
+
+    def read(place: str, column: str) -> np.ndarray:
+        values = samples.get(place + column)
+        return np.zeros(len(samples[place + "right"]), dtype=np.int64) if values is None else values
+
+    severities = {int(each) for place in places.values() for each in np.unique(read(place, "severity"))} - {0}
+    tracks = {}
+    for client, place in sorted(places.items()):
+        known = read(place, "label") >= 0
+        phase = _name_phases(read(place, "origin"), read(place, "severity"), several=len(severities) > 1)
+        tracks[client] = Track(samples[place + "right"][known], read(place, "segment")[known], phase[known])
+    return {client: track for client, track in tracks.items() if len(track)}
+
+
+def _name_phases(origin: np.ndarray, severity: np.ndarray, several: bool) -> np.ndarray:
+    """What each sample is drawn from, with the severity of its corruption if the test has several."""
+    names = np.array([ORIGINS[each] for each in origin], dtype=object)
+    if several:
+        names = np.array([f"{name} {level}" if level else name for name, level in zip(names, severity, strict=True)])
+    return names.astype(str)
+
+
+def list_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]) -> list[str]:
+    """The streams in time among these tests: those that are named so, and others that have several segments."""
+
+    def has_segments(test: str) -> bool:
+        return any(timeline.has_segments(read_tracks(kept, test).values()) for kept in samples.values())
+
+    return [test for test in tests if test in STREAM_NAMES or has_segments(test)]
+
+
+def score_streams(
+    samples: Mapping[tuple[str, int], Samples], tests: Iterable[str], aurocs: Means | None = None
+) -> dict[str, dict[str, StreamScore]]:
+    """By test and method. A method that lacks the samples of a seed is left out, as its mean would be another.
+
+    aurocs: those of an open set, in percent; see `Results.rejection`.
+    """
+    found: dict[str, dict[str, StreamScore]] = {}
+    for test in tests:
+        for method, seeds in _group(samples, test).items():
+            passing = [_count_passing(samples[method, seed], test) for seed in seeds]
+            auroc = (aurocs or {}).get(method, {}).get(test)
+            found.setdefault(test, {})[method] = replace(_score(seeds), auroc=auroc, fpr95=_average_seeds(passing))
+    return found
+
+
+def _group(samples: Mapping[tuple[str, int], Samples], test: str) -> dict[str, Seeds]:
+    grouped: dict[str, dict[int, dict[int, Track]]] = {}
+    for (method, seed), kept in samples.items():
+        grouped.setdefault(method, {})[seed] = read_tracks(kept, test)
+    return {method: seeds for method, seeds in grouped.items() if all(seeds.values())}
+
+
+def _score(seeds: Seeds) -> StreamScore:
+    accuracy = _estimate(seeds, lambda track: float(track.right.mean()))
+    assert accuracy is not None  # every stream has samples
+    worst = [
+        [each for track in tracks.values() if (each := timeline.find_worst_window(track.right)) is not None]
+        for tracks in seeds.values()
+    ]
+    phases = timeline.list_phases(track for tracks in seeds.values() for track in tracks.values())
+    scores = {phase: _score_phase(seeds, phase) for phase in phases}
+    return StreamScore(
+        accuracy=accuracy,
+        worst_window=_estimate(seeds, lambda track: timeline.find_worst_window(track.right)),
+        worst_client=100 * float(np.mean([min(each) for each in worst])) if all(worst) else None,
+        forgetting=_estimate(seeds, timeline.find_forgetting, lowest=-100.0),
+        phases={phase: score for phase, score in scores.items() if score},
+    )
+
+
+def _estimate(seeds: Seeds, of_track: Callable[[Track], float | None], lowest: float = 0.0) -> Estimate | None:
+    """In percent, from `lowest` to 100; without clients that have no value."""
+    found = [
+        [value for track in tracks.values() if (value := of_track(track)) is not None] for tracks in seeds.values()
+    ]
+    if not all(found):
+        return None
+    interval = bootstrap([100 * np.array(each) for each in found])
+    low, high = (end and min(max(end, lowest), 100.0) for end in (interval.low, interval.high))
+    return Estimate(interval.mean, low, high)
+
+
+def _score_phase(seeds: Seeds, phase: str) -> PhaseScore | None:
+    scores = [[timeline.score_phases(track).get(phase) for track in tracks.values()] for tracks in seeds.values()]
+    accuracy = _average_seeds([[each for each in of_seed if each is not None] for of_seed in scores])
+    if accuracy is None:
+        return None
+    rows = [[timeline.align(track, phase) for track in tracks.values()] for tracks in seeds.values()]
+    switched = timeline.stack([row for of_seed in rows for row in of_seed])
+    sizes = tuple(map(len, rows))
+    each = np.concatenate([np.full(size, 1 / (len(sizes) * size)) for size in sizes])
+    found = timeline.find_recovery(timeline.average(switched, each))
+    if found is None:
+        return PhaseScore(accuracy)
+    drawn = timeline.find_recovery(timeline.average(switched, draw_weights(sizes)[:DRAWS]))
+    assert drawn is not None  # the same positions
+    ends = np.quantile(drawn.samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+    samples, low, high = (float(value) if np.isfinite(value) else None for value in (*found.samples, *ends))
+    steady, lost = 100 * float(found.steady[0]), float(found.lost[0])
+    return PhaseScore(accuracy, steady, samples, low, high, lost)
+
+
+def _count_passing(samples: Samples, test: str) -> list[float]:
+    """For each client with samples of unknown classes: how many of them have the confidence of known ones."""
+    found = []
+    for name in samples:
+        place = name.removesuffix("label")
+        if name.rsplit("/", 2)[0::2] == [test, "label"] and place + "probability" in samples:
+            known, confidence = samples[name] >= 0, samples[place + "probability"]
+            if known.any() and not known.all():
+                found.append(timeline.count_passing(confidence[known], confidence[~known]))
+    return found
+
+
+def _average_seeds(seeds: Sequence[Sequence[float]]) -> float | None:
+    """In percent, from values of clients by seed; None if a seed has none."""
+    return 100 * float(np.mean([np.mean(each) for each in seeds])) if all(seeds) else None
+
+
+def draw_streams(
+    samples: Mapping[tuple[str, int], Samples], tests: Iterable[str], window: int = timeline.CURVE
+) -> dict[str, StreamCurves]:
+    """Accuracy along the streams of each test, by method, up to where half of the clients' streams have ended."""
+    curves = {}
+    for test in tests:
+        grouped = _group(samples, test)
+        if grouped:
+            seeds = next(iter(grouped.values()))  # streams are the same for every method
+            bands = timeline.find_bands([track for tracks in seeds.values() for track in tracks.values()])
+            end = min(int(np.median([len(track) for track in tracks.values()])) for tracks in seeds.values())
+            shown = [(low, min(high, end), phase) for low, high, phase in bands if low < end]
+            methods = {method: _draw(seeds, window, shown) for method, seeds in grouped.items()}
+            curves[test] = StreamCurves(shown, methods)
+    return curves
+
+
+def _draw(seeds: Seeds, window: int, bands: Sequence[tuple[int, int, str]]) -> TimeCurve:
+    """Up to the end of the last band."""
+    smooth = [timeline.stack([timeline.smooth(track, window) for track in of.values()]) for of in seeds.values()]
+    rows = 100 * np.array([timeline.average(each)[: bands[-1][1]] for each in smooth])  # [seeds, positions]
+    std = rows.std(axis=0, ddof=1).tolist() if len(rows) > 1 else None
+    segments = [
+        _average_seeds([[t.right[low:high].mean() for t in of.values() if len(t) > low] for of in seeds.values()])
+        for low, high, _ in bands
+    ]
+    return TimeCurve(
+        list(range(rows.shape[1])), rows.mean(axis=0).tolist(), std, [each for each in segments if each is not None]
+    )
+
+
+def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:
+    """Columns with a row for every method."""
+    scores = score_streams(_read(results, test), [test], results.rejection())[test]
+    columns: dict[str, list[Any]] = {"method": list(scores)}
+
+    def add(name: str, values: Iterable[float | None]) -> None:
+        listed = list(values)
+        if any(value is not None for value in listed):
+            columns[name] = [np.nan if value is None else value for value in listed]
+
+    for name in ("accuracy", "worst_window", "forgetting"):
+        for end in ("mean", "low", "high"):
+            column = name if end == "mean" else f"{name}_{end}"
+            add(column, (getattr(getattr(score, name), end, None) for score in scores.values()))
+    for name in ("worst_client", "auroc", "fpr95"):
+        add(name, (getattr(score, name) for score in scores.values()))
+    for phase in dict.fromkeys(phase for score in scores.values() for phase in score.phases):
+        for name in ("accuracy", "steady", "recovery", "lost"):
+            add(f"{name} {phase}", (getattr(score.phases.get(phase), name, None) for score in scores.values()))
+    return columns
+
+
+def tabulate_curves(results: Results, test: str, window: int) -> dict[str, list[Any]]:
+    """Columns with a row for every method and position."""
+    if window < 1:
+        raise InputError(f"window must be at least 1, but it is {window}.")
+    found = draw_streams(_read(results, test), [test], window)[test]
+    columns: dict[str, list[Any]] = {name: [] for name in ("method", "position", "accuracy", "std", "phase")}
+    phases = [phase for low, high, phase in found.bands for _ in range(low, high)]
+    for method, curve in found.methods.items():
+        size = len(curve.positions)
+        columns["method"] += [method] * size
+        columns["position"] += curve.positions
+        columns["accuracy"] += curve.mean
+        columns["std"] += curve.std or [np.nan] * size
+        columns["phase"] += phases[:size]
+    return columns
+
+
+def _read(results: Results, test: str) -> dict[tuple[str, int], Samples]:
+    check_known("test", test, results.tests)
+    samples = read_samples(results)
+    if not _group(samples, test):
+        raise InputError(f"{results.folder} has no samples of {test}; run it again, which trains nothing.")
+    return samples
+
+
+def read_score(plain: Mapping[str, Any]) -> StreamScore:
+    """From what `describe_streams` gives for a method."""
+    known = dict(plain)
+    for name in ("accuracy", "worst_window", "forgetting"):
+        known[name] = Estimate(**known[name]) if known[name] else None
+    known["phases"] = {phase: PhaseScore(**each) for phase, each in known["phases"].items()}
+    return StreamScore(**known)
+
+
+def find_slowest(score: StreamScore) -> PhaseScore | None:
+    """The phase after whose switches a method takes longest to recover; None if no switch could be measured."""
+    known = [each for each in score.phases.values() if each.steady is not None]
+    return max(known, key=lambda each: math.inf if each.recovery is None else each.recovery, default=None)
+
+
+def describe_streams(results: Results) -> dict[str, dict[str, Any]]:
+    """The scores on all streams in time, by test and method, as plain data."""
+    samples = read_samples(results)
+    scores = score_streams(samples, list_streams(samples, results.tests), results.rejection())
+    return {test: {method: asdict(score) for method, score in of.items()} for test, of in scores.items()}

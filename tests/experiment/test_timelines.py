@@ -1,0 +1,188 @@
+"""Scores and curves of streams in time: from samples by literal versions, and from a run by its samples."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedthe
+import oracles_timeline as oracle
+from fedthe.data.shifts import ORIGINS
+from fedthe.experiment import timelines
+from fedthe.timeline import CURVE, RECOVERED, WORST
+from helpers import fails
+from stream_samples import make_samples
+
+SEEDS, CLIENTS = (0, 1), 5
+
+
+@pytest.fixture(scope="module")
+def samples():
+    return make_samples(("fedavg_ft", "fedthe"), SEEDS, CLIENTS, size=220)
+
+
+def take(samples, method, seed, client, test):
+    """Right, segment and phase of a stream, as plain lists; a severity is part of the phase in the ramp."""
+    kept = {name: samples[method, seed][f"{test}/{client}/{name}"].tolist() for name in ("right", "segment", "origin")}
+    severity = samples[method, seed][f"{test}/{client}/severity"].tolist()
+    phase = [
+        f"{ORIGINS[o]} {s}" if test == "gradual" else ORIGINS[o] for o, s in zip(kept["origin"], severity, strict=True)
+    ]
+    return kept["right"], kept["segment"], phase
+
+
+def average(of_client):
+    """Over clients, then over seeds."""
+    return np.mean([np.mean([of_client(seed, k) for k in range(CLIENTS)]) for seed in SEEDS])
+
+
+@pytest.mark.parametrize("test", ["switch50", "gradual"])
+@pytest.mark.parametrize("method", ["fedavg_ft", "fedthe"])
+def test_scores_are_those_of_literal_versions(samples, test, method):
+    score = timelines.score_streams(samples, [test])[test][method]
+
+    def stream(seed, k):
+        return take(samples, method, seed, k, test)
+
+    assert score.accuracy.mean == pytest.approx(100 * average(lambda s, k: np.mean(stream(s, k)[0])))
+    windows = {(s, k): oracle.worst_window(stream(s, k)[0], WORST) for s in SEEDS for k in range(CLIENTS)}
+    assert score.worst_window.mean == pytest.approx(100 * average(lambda s, k: windows[s, k]))
+    worst = [min(windows[s, k] for k in range(CLIENTS)) for s in SEEDS]
+    assert score.worst_client == pytest.approx(100 * np.mean(worst))
+    assert score.forgetting.mean == pytest.approx(100 * average(lambda s, k: oracle.forgetting(*stream(s, k))))
+    for each in (score.accuracy, score.worst_window, score.forgetting):
+        assert each.low < each.mean < each.high
+    clients = [stream(s, k) for s in SEEDS for k in range(CLIENTS)]
+    names = dict.fromkeys(phase for _, _, phases in clients for phase in phases)
+    assert list(score.phases) == list(names)
+    for phase, found in score.phases.items():
+        accuracy = average(
+            lambda s, k, phase=phase: np.mean([r for r, _, p in zip(*stream(s, k), strict=True) if p == phase])
+        )
+        assert found.accuracy == pytest.approx(100 * accuracy)
+        recovery, steady, lost = oracle.recovery(clients, phase, RECOVERED, 0.05)
+        assert (found.recovery, found.steady, found.lost) == (
+            recovery,
+            pytest.approx(100 * steady),
+            pytest.approx(lost),
+        )
+        ends = [np.inf if end is None else end for end in (found.recovery_low, found.recovery_high)]
+        assert ends[0] <= (np.inf if recovery is None else recovery) <= ends[1]
+
+
+def test_curves_are_those_of_literal_versions(samples):
+    found = timelines.draw_streams(samples, ["switch50"])["switch50"]
+    assert list(found.bands) == [
+        (0, 50, "own"), (50, 100, "ooc"), (100, 150, "own"), (150, 200, "ooc"), (200, 220, "own")
+    ]  # fmt: skip
+    for method, curve in found.methods.items():
+        seeds = [
+            oracle.over_time([take(samples, method, s, k, "switch50")[:2] for k in range(CLIENTS)], CURVE)
+            for s in SEEDS
+        ]
+        assert curve.mean == pytest.approx(100 * np.mean(seeds, axis=0))
+        assert curve.std == pytest.approx(100 * np.std(seeds, axis=0, ddof=1))
+        for (low, high, _), percent in zip(found.bands, curve.segments, strict=True):
+            mean = average(lambda s, k, m=method, a=low, b=high: np.mean(take(samples, m, s, k, "switch50")[0][a:b]))
+            assert percent == pytest.approx(100 * mean)
+
+
+def test_what_is_no_stream_in_time_and_what_a_method_lacks(samples):
+    assert timelines.list_streams(samples, ["original", "switch50", "gradual"]) == ["switch50", "gradual"]
+    (track, *_) = timelines.read_tracks(samples["fedthe", 0], "original").values()
+    assert len(track.segments) == 1  # files of earlier versions have no segments
+    less = samples | {("fedthe", 1): {}}
+    assert list(timelines.score_streams(less, ["switch50"])["switch50"]) == ["fedavg_ft"]
+    assert timelines.score_streams(less, ["nothing"]) == {}
+
+
+def test_scores_survive_a_file(samples):
+    score = timelines.score_streams(samples, ["switch50"])["switch50"]["fedthe"]
+    assert timelines.read_score(json.loads(json.dumps(timelines.asdict(score)))) == score
+
+
+def test_few_clients_have_no_interval_and_short_streams_no_window():
+    made = make_samples(("fedthe",), (0,), 1, size=40)
+    score = timelines.score_streams(made, ["switch50"])["switch50"]["fedthe"]
+    assert (score.worst_window, score.worst_client, score.forgetting) == (None, None, None)
+    assert (score.accuracy.low, score.accuracy.high) == (None, None)
+    assert score.phases["own"].steady is None  # nothing was switched
+    curve = timelines.draw_streams(made, ["switch50"])["switch50"].methods["fedthe"]
+    assert curve.std is None
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A small run over two streams and an open set."""
+    folder = tmp_path_factory.mktemp("timelines")
+    labels = np.arange(400) % 4
+    noise = np.random.default_rng(0).integers(0, 90, (400, 16, 16, 3))
+    images = (noise + 50 * labels[:, None, None, None]).astype(np.uint8)
+    np.savez(folder / "tiny.npz", images=images, labels=labels)
+    settings = {"clients": 3, "rounds": 1, "local_epochs": 1, "natural": "none", "lr": 0.05, "unknown": "3"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTHE_HOME", str(folder / "home"))
+        return fedthe.run(
+            dataset=f"npz:{folder / 'tiny.npz'}",
+            methods=["fedavg", "fedthe"],
+            tests=["original", "switch10", "open_set"],
+            seeds=[0, 1],
+            out=folder / "run",
+            engine="loop",
+            **settings,
+        )
+
+
+def as_columns(frame):
+    return {name: np.asarray(frame[name]) for name in frame}
+
+
+def test_a_run_has_its_timeline(results):
+    for test in results.tests:
+        table = as_columns(results.timeline(test))
+        assert table["method"].tolist() == ["fedavg", "fedthe"]
+        for method, percent in zip(table["method"], table["accuracy"], strict=True):
+            assert percent == pytest.approx(results.table()[method][test])
+    table = as_columns(results.timeline("switch10"))
+    assert {"accuracy own", "accuracy ooc", "steady ooc", "recovery ooc", "lost ooc", "forgetting"} <= set(table)
+    given = as_columns(results.samples("fedthe", "switch10", 0))
+    mine = given["client"] == 1
+    assert given["segment"][mine].tolist() == (np.arange(mine.sum()) // 10).tolist()
+
+
+def test_an_open_set_is_scored_by_rejection(results):
+    from sklearn.metrics import roc_auc_score
+
+    table, given = as_columns(results.timeline("open_set")), as_columns(results.samples(test="open_set"))
+    for i, method in enumerate(table["method"]):
+        rates, areas = [], []
+        for seed in (0, 1):
+            here = [(given["method"] == method) & (given["seed"] == seed) & (given["client"] == k) for k in range(3)]
+            known = [given["label"][rows] >= 0 for rows in here]
+            sure = [given["probability"][rows] for rows in here]
+            areas.append(np.mean([roc_auc_score(k, p) for k, p in zip(known, sure, strict=True)]))
+            pairs = [(p[k].tolist(), p[~k].tolist()) for k, p in zip(known, sure, strict=True)]
+            rates.append(np.mean([oracle.false_positives(*pair) for pair in pairs]))
+        assert table["auroc"][i] == pytest.approx(100 * np.mean(areas), abs=0.5)  # files hold 32 bits, which tie
+        assert table["fpr95"][i] == pytest.approx(100 * np.mean(rates))
+    assert "auroc" not in results.timeline("switch10")
+
+
+def test_a_run_has_its_curves(results):
+    curve = as_columns(results.over_time("switch10", window=1))
+    given = as_columns(results.samples(test="switch10"))
+    some = (curve["method"] == "fedthe") & (curve["position"] == 13)
+    right = given["right"][(given["method"] == "fedthe") & (given["sample"] == 13)]
+    assert curve["accuracy"][some] == pytest.approx(100 * right.mean())
+    assert curve["phase"][some] == ["ooc"]
+
+
+def test_a_timeline_is_refused_in_a_sentence(results, tmp_path):
+    fails(lambda: results.timeline("switch11"), "there is no test 'switch11'", "switch10")
+    fails(lambda: results.over_time("switch10", 0), "window must be at least 1")
+    away = results.folder / "samples"
+    away.rename(tmp_path / "samples")
+    try:
+        fails(lambda: results.timeline("switch10"), "no samples of switch10", "trains nothing")
+    finally:
+        (tmp_path / "samples").rename(away)
