@@ -23,7 +23,7 @@ NET = CNN(CLASSES, size=SIZE)
 SETTINGS = Training(rounds=2, local_epochs=1, batch=8, crop=1, optimizer=Optimizer(lr=0.05))
 PAPER = (
     *("fedavg", "gma", "memo_g", "fedavg_ft", "apfl", "fedrep", "ditto", "fedrod"),
-    *("knn_per", "ttt", "memo_p", "t3a", "fedthe", "fedthe_plus"),
+    *("knn_per", "ttt_ft", "memo_p", "t3a", "fedthe", "fedthe_plus"),
 )
 
 
