@@ -59,7 +59,8 @@ def test_a_record_agrees_with_its_clients_and_says_where_it_comes_from(path):
     record = json.loads(path.read_text(encoding="utf-8"))
     table = find_table(record["id"])
     assert path.stem == record["id"]
-    assert set(record["rows"]) == set(table.rows)
+    rows = {"ttt_ft" if row == "ttt" else row for row in record["rows"]}  # first records have TTT in the paper's place
+    assert rows == set(table.rows)
     for case in record["cases"]:
         assert case["failures"] == {}
         assert sorted(case["manifests"]) == [str(seed) for seed in case["config"]["seeds"]]
