@@ -145,7 +145,7 @@ def test_findings_are_computed_from_the_paper_as_printed():
     said = say_small_training(book)
     assert "26.0 out of client" in said
     assert "67.64 and 67.64" in said
-    assert "in 2 of 34 rows of FedTHE" in said
+    assert "for 2 of 34 rows of FedTHE" in said
     assert "implies 31.3" in said  # 4 x 68.53 - 86.06 - 79.13 - 77.61
     assert "42 of 45 baselines" in say_mixture(book)
     assert "rank correlation" in say_ranks(book)

@@ -149,8 +149,8 @@ def say_small_training(book: Book) -> str:
         f"where ours has {half.score('fedthe', 'ooc'):.1f}, and {memo['ooc'][0]:.1f} for MEMO (P) with three quarters, "
         f"where ours has {more.score('memo_p', 'ooc'):.1f}. The two were not merely exchanged: the mixture of the "
         f"first row is the mean of its other columns ({cells['mixture'][0]:.2f} and {mean:.2f}). That is so for "
-        f"baselines, and for {len(alike)} of {len(streamed)} rows of FedTHE and FedTHE+, both with half of the data: they "
-        f"may be of another method. The mixture of the second row implies {implied:.1f} out of client."
+        f"baselines, and for {len(alike)} of {len(streamed)} rows of FedTHE and FedTHE+, both with half of the data: "
+        f"they may be of another method. The mixture of the second row implies {implied:.1f} out of client."
     )
 
 
