@@ -55,7 +55,7 @@ def make_book(tmp_path, ooc):
     ],
 )
 def test_verdicts_follow_from_parts(holds, verdict):
-    assert give_verdict([Part("", each) for each in holds]) == verdict
+    assert give_verdict([Part("", "", each) for each in holds]) == verdict
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_a_part_names_the_best_other_method_ours_and_the_papers(tmp_path):
             for each in pair(*(book["main-dir0.1"].clients[m]["ooc"] for m in ("fedthe", "ditto")))
         ]
     )
-    assert part.said == (
-        f"here: 50.0 against 40.0 (Ditto), +10.0 [{gap.low:.1f}, {gap.high:.1f}]; paper {lead:+.1f} over T3A"
-    )
+    assert (part.where, part.ours, part.other) == ("here", "FedTHE 50.0", "Ditto 40.0")
+    assert (part.gap, part.paper) == (f"+10.0 [{gap.low:.1f}, {gap.high:.1f}]", f"{lead:+.1f} over T3A")
     assert part.holds is True
     (part,) = compare(book, "here", "main-dir0.1", "t3a", "fedthe", "ooc")
     assert part.holds is False
-    assert str(part).endswith(" ✗")
+    assert part.paper == f"{-lead:+.1f}"
     (part,) = compare(book, "here", "main-dir0.1", "fedthe", "ditto", AVERAGE)
-    assert part.said.startswith("here: 50.0 against 48.0, +2.0 [")  # 10 on one of five tests
+    assert (part.ours, part.other) == ("FedTHE 50.0", "Ditto 48.0")  # 10 on one of five tests
+    assert part.gap.startswith("+2.0 [")
 
 
 def test_what_is_not_measured_is_left_out(tmp_path):
@@ -104,7 +104,11 @@ def test_what_is_not_measured_is_left_out(tmp_path):
     assert compare(book, "", "main-dir1", "fedthe", "memo_p") == []  # no record
     assert compare(book, "", "main-dir0.1", "fedthe", "memo_p") == []  # no such row yet
     claims = [Claim("this", lambda book: compare(book, "", "main-dir0.1", "fedthe", "memo_p"))]
-    assert write_claims(claims, book).count("\n") == 1  # the head alone
+    assert "this" not in write_claims(claims, book)
+    shown = [Claim("that", lambda book: [Part("here", "1", None, gap="+1 [-1, 3]")], "Why")]
+    written = write_claims([*claims, *shown], book)
+    assert "| 1 | that | **not shown**: 0 of 1 hold. Why |" in written
+    assert "| 1 | here | 1 |  | +1 [-1, 3] |  | open |" in written
 
 
 def read(name):
@@ -127,13 +131,14 @@ def test_claims_say_what_results_and_the_paper_say():
     gain = fmean(paper["fedthe_plus"][test][0] - paper["fedthe"][test][0] for test in TESTS)
     (first, *_) = find_claim("FedTHE+ is above").judge(book)
     ours = fmean(score(main, "fedthe_plus", test) - score(main, "fedthe", test) for test in TESTS)
-    assert f", {ours:+.1f} [" in first.said
-    assert first.said.endswith(f"; paper {gain:+.1f}")
+    assert first.gap.startswith(f"{ours:+.1f} [")
+    assert first.paper == f"{gain:+.1f}"
     parts = find_claim("With 100 clients").judge(book)
     for part, test in zip(parts, TESTS, strict=True):
         others = {method: score(many, method, test) for method in many if not method.startswith("fedthe")}
         best = max(others.values())
-        assert part.said.startswith(f"{test}: {score(many, 'fedthe_plus', test):.1f} against {best:.1f} (")
+        assert (part.where, part.ours) == (test, f"FedTHE+ {score(many, 'fedthe_plus', test):.1f}")
+        assert part.other.endswith(f" {best:.1f}")
         if part.holds is not None:
             assert part.holds == (score(many, "fedthe_plus", test) > best)
     assert len(CLAIMS) >= 30

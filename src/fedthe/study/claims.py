@@ -92,11 +92,12 @@ class Book:
 class Part:
     """One comparison that a claim makes."""
 
-    said: str  # ours and, where the paper has it, the paper's
+    where: str  # the setting, the test, or both
+    ours: str
     holds: bool | None  # None: the interval leaves it open
-
-    def __str__(self) -> str:
-        return self.said + {True: "", False: " ✗", None: " (open)"}[self.holds]
+    other: str = ""  # what ours is compared with
+    gap: str = ""  # the difference, with its interval
+    paper: str = ""  # the difference in the paper
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,13 @@ def compare(
         return []
     other = record.best(test, known)
     gap = record.gap(a, other, test)
-    named = "" if isinstance(b, str) else f" ({name_row(other)})"
-    said = f"{label}: {record.score(a, test):.1f} against {record.score(other, test):.1f}{named}, {say_gap(gap)}"
     mine, theirs = record.paper(a, test), record.papers_best(test, rivals)
+    paper = ""
     if mine is not None and theirs is not None:
         over = "" if theirs == other or isinstance(b, str) else f" over {name_row(theirs)}"
-        said += f"; paper {mine - (record.paper(theirs, test) or 0):+.1f}{over}"
-    return [Part(said, rule(gap))]
+        paper = f"{mine - (record.paper(theirs, test) or 0):+.1f}{over}"
+    ours, others = (f"{name_row(method)} {record.score(method, test):.1f}" for method in (a, other))
+    return [Part(label, ours, rule(gap), others, say_gap(gap), paper)]
 
 
 def say_gap(gap: Interval) -> str:
@@ -178,10 +179,21 @@ def name_column(test: str) -> str:
 
 
 def write_claims(claims: Sequence[Claim], book: Book) -> str:
-    """A Markdown table of all claims for which there are records."""
-    lines = ["| the paper says | verdict | ours |", "|---|---|---|"]
-    for claim in claims:
-        if parts := claim.judge(book):
-            remark = f". {claim.remark}" if claim.remark else ""
-            lines.append(f"| {claim.says} | {give_verdict(parts)}{remark} | {'<br>'.join(map(str, parts))} |")
+    """Two Markdown tables, of the claims for which there are records: verdicts, then what they rest on."""
+    judged = [(claim, parts) for claim in claims if (parts := claim.judge(book))]
+    lines = ["| | the paper says | verdict |", "|---|---|---|"]
+    for n, (claim, parts) in enumerate(judged, 1):
+        remark = f". {claim.remark}" if claim.remark else ""
+        lines.append(f"| {n} | {claim.says} | {give_verdict(parts)}{remark} |")
+    lines += [
+        "",
+        "What they rest on:",
+        "",
+        "| | where | ours | against | difference | paper | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for n, (_, parts) in enumerate(judged, 1):
+        for part in parts:
+            holds = {True: "✓", False: "✗", None: "open"}[part.holds]
+            lines.append(f"| {n} | {part.where} | {part.ours} | {part.other} | {part.gap} | {part.paper} | {holds} |")
     return "\n".join(lines)

@@ -52,8 +52,7 @@ def rows(*pairs: tuple[int, int], test: str = AVERAGE, rule: Rule = is_ahead) ->
         found = []
         for a, b in pairs:
             one, other = f"ablation_{a}", f"ablation_{b}"
-            label = f"{name_row(one)} and {name_row(other)}, {name_column(test)}"
-            found += compare(book, label, "ablation", one, other, test, rule)
+            found += compare(book, name_column(test), "ablation", one, other, test, rule)
         return found
 
     return judge
@@ -79,14 +78,11 @@ def judge_ten_points(book: Book) -> Parts:
 
 def judge_fixed_e(book: Book) -> Parts:
     data = book.figure("interpolation-heads")
-    return [
-        Part(
-            f"{name_column(test)}: FedTHE {(ours := data['fedthe'][test]['mean']):.1f}, "
-            f"each client's best e {(best := data['best'][test]['mean']):.1f}",
-            ours > best,
-        )
-        for test in MAIN_TESTS
-    ]
+    found = []
+    for test in MAIN_TESTS:
+        ours, best = data["fedthe"][test]["mean"], data["best"][test]["mean"]
+        found.append(Part(test, f"FedTHE {ours:.1f}", ours > best, f"best e {best:.1f}", f"{ours - best:+.1f}"))
+    return found
 
 
 def judge_alpha_beta(book: Book) -> Parts:
@@ -101,8 +97,8 @@ def judge_alpha_beta(book: Book) -> Parts:
             for j, b in enumerate(beta)
             if max(a, b) <= most
         ]
-        said = f"both up to {most:g}, {what}: {min(cells):.1f} to {max(cells):.1f}"
-        return Part(said, max(cells) - min(cells) <= 1)
+        low, high = min(cells), max(cells)
+        return Part(f"both up to {most:g}, {what}", f"{low:.1f} to {high:.1f}", high - low <= 1)
 
     return [spread(most, MAIN_TESTS, "average") for most in (SMALL, 0.5)] + [
         spread(most, ["mixture"], "mixture") for most in (SMALL, 0.5)
@@ -121,11 +117,10 @@ def judge_severity(book: Book) -> Parts:
             ]
             gaps = [book[id].gap("fedthe", "memo_p", f"severity{n}").mean for n in range(1, 6)] if parts else [0.0]
             held, wrong = (sum(part.holds is each for part in parts) for each in (True, False))
-            said = (
-                f"{test}, Dir({skew}): ahead at {held} of 5, behind at {wrong}, by {min(gaps):+.1f} to {max(gaps):+.1f}"
-            )
             if parts:
-                found.append(Part(said, True if held == 5 else False if wrong else None))
+                holds = True if held == 5 else False if wrong else None
+                ours, span = f"ahead at {held} of 5", f"{min(gaps):+.1f} to {max(gaps):+.1f}"
+                found.append(Part(f"Dir({skew}), {test}", ours, holds, f"behind at {wrong}", span))
     return found
 
 
@@ -137,8 +132,10 @@ def judge_stream_length(book: Book) -> Parts:
         for test in ("original", "ooc", "mixture") if half in book and whole in book else ():
             ours = [book[id].score("fedthe", test) for id in (half, whole)]
             paper = [book[id].paper("fedthe", test) for id in (half, whole)]
-            said = f"Dir({skew}), {test}: {ours[0]:.1f} and {ours[1]:.1f}"
-            found.append(Part(f"{said}; paper {paper[0]:.1f} and {paper[1]:.1f}", abs(ours[0] - ours[1]) <= 1))
+            gap, theirs = ours[0] - ours[1], (paper[0] or 0) - (paper[1] or 0)
+            half_of_it, all_of_it = f"half {ours[0]:.1f}", f"whole {ours[1]:.1f}"
+            where, said = f"Dir({skew}), {test}", f"{gap:+.1f}"
+            found.append(Part(where, half_of_it, abs(gap) <= 1, all_of_it, said, f"{theirs:+.1f}"))
     return found
 
 
@@ -147,7 +144,7 @@ def judge_probing(book: Book) -> Parts:
     found = []
     for test in ("original", "ooc"):
         lpft, ft, lp = (accuracy[way][test]["mean"] for way in ("lpft", "ft", "lp"))
-        found.append(Part(f"{test}: LP-FT {lpft:.1f}, FT {ft:.1f}, LP {lp:.1f}", lpft > max(ft, lp)))
+        found.append(Part(test, f"LP-FT {lpft:.1f}", lpft > max(ft, lp), f"FT {ft:.1f}, LP {lp:.1f}"))
     return found
 
 
@@ -155,9 +152,11 @@ def judge_speed(book: Book) -> Parts:
     speed = book.figure("curves-dir0.1")["speed"]["fedthe"]
     return [
         Part(
-            f"mixture: as good after {each['rounds']:.0f} rounds as {name_row(other)} after "
-            f"{each['baseline_rounds']:.0f}: {each['ratio']:.1f} times fewer",
+            "mixture",
+            f"{each['rounds']:.0f} rounds",
             each["ratio"] >= 1.45,  # 1.5, rounded
+            f"{name_row(other)} {each['baseline_rounds']:.0f}",
+            f"{each['ratio']:.1f} times",
         )
         for other, each in speed.items()
         if other not in GLOBAL and each["ratio"] is not None
@@ -200,8 +199,8 @@ CLAIMS = (
             if id in book
             for best in [book[id].best("ooc", [each for each in GLOBAL if each in book[id].clients])]
             for part in (
-                *compare(book, f"{label}, {name_row(best)}, ooc", id, best, "fedthe", "ooc"),
-                *compare(book, f"{label}, FedTHE, original", id, "fedthe", best, "original"),
+                *compare(book, f"{label}, ooc", id, best, "fedthe", "ooc"),
+                *compare(book, f"{label}, original", id, "fedthe", best, "original"),
             )
         ],
     ),
@@ -229,7 +228,7 @@ CLAIMS = (
     ),
     Claim(
         "Feature alignment (FA) alone is the best out of client",
-        lambda book: compare(book, "(6)", "ablation", "ablation_6", [r for r in ROWS if r != "ablation_6"], "ooc"),
+        lambda book: compare(book, "ooc", "ablation", "ablation_6", [r for r in ROWS if r != "ablation_6"], "ooc"),
     ),
     Claim(
         "Entropy minimization (EM) alone is unsafe: far below no adaptation at all, (5)",
