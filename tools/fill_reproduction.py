@@ -1,4 +1,4 @@
-"""Put the numbers of results/ into docs/reproduction.md, between marks: tables, verdicts on claims, and sentences.
+"""Put the numbers of results/ into docs/reproduction.md and README.md, between marks: tables, verdicts, sentences.
 
 <!-- results: main-dir0.1 -->
 <!-- end -->
@@ -14,19 +14,20 @@ from pathlib import Path
 
 from fedthe.study.claims import Book, write_claims
 from fedthe.study.paper_claims import CLAIMS
-from fedthe.study.paper_notes import DIFFERENCES, FINDINGS, say_tiny, write_inputs, write_notes
+from fedthe.study.paper_notes import DIFFERENCES, FINDINGS, say_tiny, write_inputs, write_notes, write_summary
 from fedthe.study.reproduce import read_record
 from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGES = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
 MARKED = re.compile(r"<!-- (\w+)(?:: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN: dict[str, Callable[[Book], str]] = {
     "claims": lambda book: write_claims(CLAIMS, book),
     "findings": lambda book: write_notes(FINDINGS, book),
     "differences": lambda book: write_notes(DIFFERENCES, book),
     "inputs": write_inputs,
+    "summary": write_summary,
     "tiny": say_tiny,
 }
 
@@ -49,4 +50,5 @@ def write_table(id: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
