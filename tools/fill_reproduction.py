@@ -46,6 +46,8 @@ def fill(page: str) -> str:
 def write_table(id: str) -> str:
     file = ROOT / "results" / id  # tables with other settings have their own folder
     table = find_table(file.name)
+    if not file.with_name(f"{file.name}.json").exists():
+        return f"Not measured yet (`fedthe table {table.id}`)."
     return write_markdown(table, read_record(table, file.parent))
 
 

@@ -207,8 +207,9 @@ def write_summary(book: Book) -> str:
         f"The best other method is, column by column, {', '.join(map(name_row, best))}. These are means over {seeds} "
         f"seeds. Out of client (ooc), FedTHE is ahead of FedAvg+FT by {leads['fedavg_ft']} points (95 % interval) and "
         f"of the best other personalized method, {name_row(rival)}, by {leads[rival]}; a global model is better there, "
-        f"and far worse in distribution. On its own client's data FedTHE loses nothing to FedAvg+FT ({kept}). On corrupted "
-        "and natural images it is not ahead of the best other method: FedTHE solves label shift, not covariate shift."
+        f"and far worse in distribution. On its own client's data FedTHE loses nothing to FedAvg+FT ({kept}). On "
+        "corrupted and natural images it is not ahead of the best other method: FedTHE solves label shift, not "
+        "covariate shift."
     )
     return "\n".join([*lines, "", *wrap(said, 139)])
 
