@@ -33,12 +33,13 @@ class Record:
     def methods(self) -> list[str]:
         return list(self.clients)
 
-    def score(self, method: str, test: str) -> float:
-        """The mean over clients, then over seeds; of AVERAGE, over the five tests."""
+    def score(self, method: str, test: str, seeds: Sequence[int] | None = None) -> float:
+        """The mean over clients, then over seeds, all or these; of AVERAGE, over the five tests."""
         if test == AVERAGE:
-            return fmean(self.score(method, each) for each in MAIN_TESTS)
-        seeds = self.clients[method][test].values()
-        return fmean(fmean(each for each in clients if each is not None) for clients in seeds)
+            return fmean(self.score(method, each, seeds) for each in MAIN_TESTS)
+        every = self.clients[method][test]
+        picked = every.values() if seeds is None else [every[str(seed)] for seed in seeds]
+        return fmean(fmean(each for each in clients if each is not None) for clients in picked)
 
     def paper(self, method: str, test: str) -> float | None:
         """The paper's number; None if it has none."""

@@ -171,20 +171,20 @@ def say_tiny(book: Book) -> str:
 
 
 def write_inputs(book: Book) -> str:
-    """A table: ours, with the authors' inputs, with their splits too, and the paper's."""
-    leak = (store.read_sealed(book.folder / "standardized" / "figures" / "leak.json") or {})["data"]
+    """A table: ours, with the authors' inputs, with their splits too, and the paper's; over the seeds that all have."""
+    figure = store.read_sealed(book.folder / "standardized" / "figures" / "leak.json") or {}
+    seeds, drawn = figure["config"]["seeds"], figure["data"]["reshuffled"]
     record, other = book["main-dir0.1"], book["standardized/main-dir0.1"]
-    drawn = next(value for name, value in leak.items() if name != "frozen" and "fedthe" in value)
     lines = ["| | ours | their inputs | their inputs and splits | the paper |", "|---|---:|---:|---:|---:|"]
     for method in ("fedavg", "fedavg_ft", "fedthe"):
         cells = [
-            [record.score(method, test) for test in COMPARABLE],
-            [other.score(method, test) for test in COMPARABLE],
+            [record.score(method, test, seeds) for test in COMPARABLE],
+            [other.score(method, test, seeds) for test in COMPARABLE],
             [drawn[method][test]["mean"] for test in COMPARABLE],
             [record.paper(method, test) or 0 for test in COMPARABLE],
         ]
         lines.append(f"| {method} | " + " | ".join(_list(cell, between=" / ") for cell in cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"Seeds {', '.join(map(str, seeds))}."])
 
 
 def write_summary(book: Book) -> str:
