@@ -32,11 +32,11 @@ def sample(number, settings=SETTINGS):
     return sample_clients(3, settings.participation, 0, number)
 
 
-def run_literally(shared, own, local):
+def run_literally(shared, own, local, rounds=SETTINGS.rounds):
     """What is shared, a list of tensors, and what every client keeps, after all rounds. The server takes the mean of
     uploads, weighted by rows. local(shared, own, batches) gives the upload, and what the client keeps."""
     own = [own for _ in CLIENTS]
-    for number in range(SETTINGS.rounds):
+    for number in range(rounds):
         sent, sampled = [], sample(number)
         assert len(sampled) == 2
         for k in sampled:

@@ -588,6 +588,23 @@ def fedprox_local(w, batches, lr, weight_decay, mu):
     return y
 
 
+def ttt_fine_tune(body, head, rotation, batches, lr, weight_decay):
+    """Body and both heads: the classes of images, and how each was turned, by its place in the batch."""
+
+    def loss(params, x, y):
+        body, head, rotation = params
+        total = 0.0
+        for i, (image, label) in enumerate(zip(x, y, strict=True)):
+            turned = image
+            for _ in range(i % 4):
+                turned = turned.flip(-1).transpose(-1, -2)  # a quarter to the left
+            total = total + mean_nll(tiny_logits(body, head, image[None]), label[None])
+            total = total + mean_nll(tiny_logits(body, rotation, turned[None]), torch.tensor([i % 4]))
+        return total / len(x)
+
+    return descend([body, head, rotation], loss, batches, lr, weight_decay)
+
+
 def fedbabu_local(body, head, batches, lr, weight_decay):
     """The head has a learning rate of 0."""
     return descend([body], lambda p, x, y: mean_nll(tiny_logits(p[0], head, x), y), batches, lr, weight_decay)[0]

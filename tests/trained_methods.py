@@ -27,7 +27,7 @@ ON_NORMS = METHODS.keys() - set(methods_for(NET))  # they adapt norm layers, whi
 SETTINGS = Training(rounds=2, local_epochs=1, batch=8, crop=1, optimizer=Optimizer(lr=0.05))
 PAPER = (
     *("fedavg", "gma", "memo_g", "fedavg_ft", "apfl", "fedrep", "ditto", "fedrod"),
-    *("knn_per", "ttt", "memo_p", "t3a", "fedthe", "fedthe_plus"),
+    *("knn_per", "ttt_ft", "memo_p", "t3a", "fedthe", "fedthe_plus"),
 )
 
 

@@ -17,6 +17,7 @@ METHOD_NAMES = {
     "per_fedavg": "Per-FedAvg",
     "knn_per": "kNN-Per",
     "ttt": "TTT",
+    "ttt_ft": "TTT (local head)",
     "memo_p": "MEMO (P)",
     "t3a": "T3A",
     "tsa": "TSA",

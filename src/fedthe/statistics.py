@@ -230,6 +230,12 @@ def mean_of_worst(values: Sequence[float], share: float = WORST) -> float:
     return float(lowest.mean())
 
 
+def count_effective(counts: Sequence[int]) -> float:
+    """How many classes a client holds in effect: the exponential of the entropy of its mix, from rows by class."""
+    shares = np.asarray(counts, dtype=np.float64) / max(1, sum(counts))
+    return float(np.exp(-np.sum(shares * np.log(np.where(shares > 0, shares, 1.0)))))
+
+
 def calibration_error(probabilities: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
     """The expected calibration error in percent: the gap between the probability of answers and how many are correct,
     in bins of equal width, weighted by their samples (Guo et al., "On Calibration of Modern Neural Networks", 2017)."""

@@ -26,6 +26,7 @@ from literal_rounds import (
     draw_batches,
     every_engine,
     run_literally,
+    sample,
     train_in_doubles,
 )
 from tiny_net import TINY, leaves, tiny_params
@@ -151,3 +152,28 @@ def test_values_out_of_range_are_refused(make, says):
 
 def test_what_does_not_compose_is_refused_in_a_sentence():
     fails(lambda: compose(TINY, (FedPer(), FineTune())), "are both personal parts; a method has one")
+
+
+@every_engine
+def test_ttt_ft_keeps_its_rotation_head_which_only_fine_tuning_trains(engine):
+    method, engine = compose(TINY, METHODS["ttt_ft"]), engine()
+    progress = train_in_doubles(method.training, engine)
+    rotations = [torch.zeros(4, 4).double() for _ in CLIENTS]
+
+    def local(w, own, batches):
+        return oracles.fine_tune(*w, batches, LR, DECAY), own
+
+    def fine_tune(w, k, number):
+        return oracles.ttt_fine_tune(*w, rotations[k], draw_batches(k, number, "personal"), LR, DECAY)
+
+    # what clients receive, by round
+    models = [run_literally([BODY, HEAD], None, local, rounds)[0] for rounds in range(SETTINGS.rounds + 1)]
+    for number, received in enumerate(models[:-1]):
+        for k in sample(number):
+            rotations[k] = fine_tune(received, k, number)[2]
+    assert_near(leaves(progress.server.shared), models[-1], NEAR)  # FedAvg's, without a trace of rotations
+    states = deploy(method, CLIENTS, SETTINGS, 0, progress, engine)
+    for k, state in enumerate(states):
+        body, head, rotation = fine_tune(models[-1], k, SETTINGS.rounds)
+        assert_near([*leaves(state), state["rotation"]], [body, head, rotation], NEAR)
+    assert differ([states[0]["rotation"]], [torch.zeros(4, 4).double()])

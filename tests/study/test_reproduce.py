@@ -17,6 +17,7 @@ from fedthe.data import load_dataset
 from fedthe.data.imagenet32 import SHARED
 from fedthe.errors import InputError
 from fedthe.experiment.results import read_results
+from fedthe.report.read import check_record
 from fedthe.study.bill import Bill, bill_tables
 from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
@@ -62,7 +63,29 @@ def test_a_record_holds_what_runs_gave_and_all_they_came_from(data, tmp_path):
     assert record["environment"]["device"] == "cpu"
     assert record["names"] == {"natural": "natural (Dim, 2 classes)"}
     assert record["compared"] == []  # it is not CIFAR-10
+    for seed, effective in record["effective_classes"].items():
+        mixes = [
+            each["classes"] for each in json.loads((tmp_path / f"apart/manifest-{seed}.json").read_text())["clients"]
+        ]
+        shares = [[n / sum(mix) for n in mix if n] for mix in mixes]
+        assert effective == pytest.approx(np.mean([np.prod([p**-p for p in each]) for each in shares]))
+    assert list(record["effective_classes"]) == ["0", "1"]
+    assert case["passes"] == {"fedavg": [1, 0], "fedthe": [1, 0]}
     json.dumps(record)
+
+
+def test_a_method_of_yours_is_a_row_of_its_own(data, tmp_path, fedthe, monkeypatch):
+    """Under the settings of a table, in its record, and read again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("from fedthe.methods.fedprox import FedProx\n\n\nclass Mine(FedProx): ...\n")
+    words = [f"{key}={value}" for key, value in (data | SMALL).items() if key not in ("seeds", "rounds")]
+    asked = ("table", "main-dir0.1", *words, "--rounds", "1", "--seeds", "0", "--save", "results")
+    said = fedthe(*asked, "--methods", "fedavg,mine.py:Mine").out
+    record = check_record(json.loads((tmp_path / "results/main-dir0.1.json").read_text()), tmp_path / "record")
+    assert list(record["rows"]) == ["fedavg", "Mine"]
+    assert record["cases"][0]["clients"].keys() == {"fedavg", "Mine"}
+    assert said.startswith(fedthe("table", "main-dir0.1", "--show", "results").out)
+    assert "Effective classes per client: " in said
 
 
 @pytest.mark.parametrize(
@@ -118,6 +141,8 @@ def test_settings_that_are_not_the_papers_are_named():
     table = find_table("main-dir0.1")
     whole = {"seeds": [0, 1, 2], "out": "elsewhere", "device": "cpu", "keep": [3], "natural": "none"}
     assert list_changes(table, [(case, None) for case in plan_cases(table, ["fedthe"], **whole)]) == {}
+    for more in (range(8), [5, 6, 7]):  # as many as the paper has, or more
+        assert list_changes(table, [(case, None) for case in plan_cases(table, seeds=list(more))]) == {}
     changed = list_changes(table, [(case, None) for case in plan_cases(table, rounds=3, seeds=[0], net="cct4")])
     assert changed == {"seeds": [(0,), (0, 1, 2)], "net": ["cct4", "cnn"], "rounds": [3, 100]}
 
@@ -148,17 +173,17 @@ def test_the_bill_counts_shared_trainings_once():
     tables = load_tables()
     bills = bill_tables(pick_tables([]), None)
     main = bills["main-dir0.1"]
-    assert (main.trainings, main.rounds) == (3 * 8, 3 * 8 * 100)  # 14 methods, 8 trainings, 3 seeds
-    # apfl sends as fedavg does, and fedrod as fedthe: six times five local epochs, eight times a personal one
-    assert main.images == 3 * 100 * 50_000 * 0.6 * (6 * 5 + 8 * 1)
-    assert main.samples == 3 * 14 * 6 * 10_000
+    assert (main.trainings, main.rounds) == (8 * 8, 8 * 8 * 100)  # 14 methods, 8 trainings, 8 seeds
+    # apfl and ttt_ft send as fedavg does, fedrod as fedthe: five times five local epochs, eight times a personal one
+    assert main.images == 8 * 100 * 50_000 * 0.6 * (5 * 5 + 8 * 1)
+    assert main.samples == 8 * 14 * 6 * 10_000
     assert bills["corrupted-ooc-cnn-dir0.1"] == Bill(seconds=None)  # the same runs
     assert bills["ablation"].trainings == 3 * 2  # without balanced softmax, and FedAvg with it
     assert bills["severity-mixture-dir1"].samples == 0  # severity-corrupted-dir1 asked for both
     assert bills["participation0.1-dir0.1"].images == pytest.approx(3 * 100 * 50_000 * 0.6 * (2 * 5 + 3 * 1) * 0.1)
     later = bill_tables([(tables["main-dir0.1"], ["fedthe"]), (tables["main-dir0.1"], ["fedrod", "fedthe"])], None)
     assert (
-        later["main-dir0.1"].images == 3 * 100 * 50_000 * 0.6 * 6
+        later["main-dir0.1"].images == 8 * 100 * 50_000 * 0.6 * 6
     )  # what fedthe sent is not there for fedrod any more
     alone = bill_tables([(tables["ablation"], ["ablation_9"])], None, seeds=[0], rounds=10, samples=3)["ablation"]
     assert (alone.trainings, alone.rounds, alone.samples) == (1, 10, 6 * 20 * 3)
@@ -198,7 +223,7 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert "corr. ooc" in other.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()} == trained
     listed = json.loads(fedthe("table", "--json").out)
-    assert len(listed) == 37 + 1  # and one of ours
+    assert len(listed) == 37 + 4  # and ours
     assert "main-dir0.1" in fedthe("table").out
     plan = json.loads(fedthe("table", "--all", "--plan", "--json").out)
     assert list(plan) == list(listed)[:37]

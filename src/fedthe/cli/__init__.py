@@ -55,7 +55,7 @@ def _root(
 
 for each in (
     *(run.demo, run.run, settings.settings, methods.methods),
-    *(paper.table, paper.figure, report.report, report.compare, report.watch, bench.bench),
+    *(paper.table, paper.figure, report.report, report.compare, report.leaderboard, report.watch, bench.bench),
 ):
     app.command()(each)
 app.add_typer(data.app, name="data")

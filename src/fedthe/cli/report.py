@@ -1,4 +1,4 @@
-"""`fedthe report`, `fedthe compare` and `fedthe watch`."""
+"""`fedthe report`, `fedthe compare`, `fedthe leaderboard` and `fedthe watch`."""
 
 from __future__ import annotations
 
@@ -105,6 +105,38 @@ def compare(
     if out:
         write_page(page, out)
         print(f"written to {out}", file=sys.stderr if as_json else sys.stdout)
+
+
+def leaderboard(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Folders of records that `fedthe table --save` wrote.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The file to write.", show_default="it is printed")
+    ] = None,
+) -> None:
+    """Rank the methods in records of `fedthe table`, as Markdown: accuracy by test with intervals, costs, and commands.
+
+    Records share a table if all their methods answered the same samples: the same settings, seeds and clients.
+    """
+    from ..report.leaderboard import read_boards, write_leaderboard
+    from ..store import whole_file
+
+    if out and out.is_dir():
+        raise InputError(f"{out} is a folder; name a file.")
+    boards, lost = read_boards(folders)
+    if not boards:
+        raise InputError(
+            f"no three methods in {', '.join(map(str, folders))} share settings, seeds and clients; "
+            "`fedthe table main-dir0.1 --save FOLDER` makes a record."
+        )
+    page = write_leaderboard(boards, lost, folders)
+    if out is None:
+        return print(page, end="")
+    with whole_file(out) as part:
+        part.write_text(page, encoding="utf-8", newline="\n")
+    print(f"written to {out}")
+    return None
 
 
 def watch(

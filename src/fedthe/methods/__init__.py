@@ -36,7 +36,7 @@ from .t3a import T3A
 from .tent import Tent
 from .term import TERM
 from .tsa import TSA
-from .ttt import TTT, Online
+from .ttt import TTT, LocalRotation, Online
 from .two_heads import TwoHeads
 from .views import Views
 
@@ -58,6 +58,7 @@ METHODS: dict[str, Recipe] = {
     "knn_per": KNN(),
     # a personal model that adapts at test time
     "ttt": (TTT(), Online()),
+    "ttt_ft": (LocalRotation(), Online()),  # the paper's row
     "memo_p": (FineTune(), Memo()),
     "t3a": (FineTune(), T3A()),
     "tsa": (FedAvg(balanced=True), TwoHeads(), TSA()),

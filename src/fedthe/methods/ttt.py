@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from .. import tree
 from ..errors import InputError
-from .base import Answers, Batch, Fit, Fitted, Method, Net, Personal, Predictor, Rounds, Samples, Shard, Tree
+from .base import Answers, Batch, Fit, Fitted, Method, Net, Personal, Predictor, Rounds, Samples, Shard, Tree, network
 from .losses import cross_entropy
 
 
@@ -61,6 +61,10 @@ def turn(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TTT(Rounds, Personal):
+    """TTT, online (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231): a second head predicts how an image was
+    rotated. Clients train and share it like the rest, and every test sample trains it further. In the FedTHE paper it
+    is not shared: that is ttt_ft."""
+
     def share(self, net: Net, params: Tree) -> Tree:
         # a linear head may start at zero: its rows part with the first step
         return params | {"rotation": torch.zeros(4, net.feature_dim)}
@@ -75,3 +79,15 @@ class TTT(Rounds, Personal):
         h, h_turned = net.features(params["body"], torch.cat([batch.x, turned])).chunk(2)
         main = cross_entropy(net.head(params["head"], h), batch.y)
         return main + cross_entropy(F.linear(h_turned, params["rotation"]), rows % 4)
+
+
+@dataclass(frozen=True)
+class LocalRotation(Personal):
+    """TTT as the FedTHE paper compares it (https://arxiv.org/abs/1909.13231; https://github.com/LINs-lab/FedTHE): the
+    shared model is FedAvg's. The head for rotations stays on the client, and only fine-tuning trains it."""
+
+    def keep(self, net: Net, params: Tree) -> Tree:
+        return {"rotation": params["head"]["out"].new_zeros(4, net.feature_dim)}
+
+    def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
+        return fit(TTT().loss, network(shared) | {"rotation": mine["rotation"]})

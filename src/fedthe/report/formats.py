@@ -54,12 +54,12 @@ class Block:
 
 def write_markdown(page: Page) -> str:
     """Tables for a README or an issue: accuracy and costs, other statistics, and the paper's numbers."""
-    parts = [f"# {_escape_markdown(page.title)}", *map(_escape_markdown, page.notes)]
+    parts = [f"# {escape_markdown(page.title)}", *map(escape_markdown, page.notes)]
     for shown in page.shown:
-        parts += [f"## {_escape_markdown(shown.name)}", *map(_escape_markdown, (say_finding(shown), shown.sentence))]
+        parts += [f"## {escape_markdown(shown.name)}", *map(escape_markdown, (say_finding(shown), shown.sentence))]
         for block in (*lay_out(shown), *lay_out_streams(shown)):
-            parts += [_escape_markdown(f"{block.title}. {block.about}".rstrip()), _write_markdown_table(block)]
-        parts.append("\n".join(f"- {_escape_markdown(remark)}" for remark in list_remarks(shown)))
+            parts += [escape_markdown(f"{block.title}. {block.about}".rstrip()), _write_markdown_table(block)]
+        parts.append("\n".join(f"- {escape_markdown(remark)}" for remark in list_remarks(shown)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -208,9 +208,9 @@ def list_remarks(shown: Shown) -> list[str]:
 
 def _write_markdown_table(block: Block) -> str:
     """Names on the left, then columns of numbers."""
-    lines = [["", *map(_escape_markdown, block.head.values())], ["---", *("---:" for _ in block.head)]]
+    lines = [["", *map(escape_markdown, block.head.values())], ["---", *("---:" for _ in block.head)]]
     for name, row in block.rows:
-        lines.append([_escape_markdown(name), *(f"**{cell.text}**" if cell.best else cell.text for cell in row)])
+        lines.append([escape_markdown(name), *(f"**{cell.text}**" if cell.best else cell.text for cell in row)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -271,7 +271,7 @@ def _split(name: str) -> tuple[str, str]:
     return short, rest.rstrip(")")
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     return flatten(text, LONGEST).translate(MARKDOWN)
 
 

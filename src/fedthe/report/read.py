@@ -70,6 +70,7 @@ CASE = {
     "streams?": {str: {str: STREAM}},
     "seconds?": Maybe(AMOUNT),
     "ms_per_sample": {str: AMOUNT},
+    "passes?": {str: [AMOUNT]},
 }
 RECORD = {
     "format": COUNT,
@@ -79,6 +80,7 @@ RECORD = {
     "compared": [NAME],
     "changed": {str: [PLAIN]},
     "rows": {str: {str: [Maybe(AMOUNT)]}},
+    "effective_classes?": {str: AMOUNT},
     "cases": [CASE],
     "environment": ENVIRONMENT,
 }
@@ -245,14 +247,15 @@ def check_record(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
     id = check(value.get("id"), NAME, "id")
-    table = find_table(id)
+    find_table(id)  # refuses what is none
     if value.get("format") != FORMAT:
         raise Malformed("another version wrote it")
     record: dict[str, Any] = check(value, RECORD, id)
     if not record["cases"]:
         raise Malformed("it has no case")
-    if not record["rows"].keys() <= table.rows.keys():
-        raise Malformed("it has rows that the table lacks")
+    held = {method for case in record["cases"] for method in case["clients"]}
+    if lost := [row for row in record["rows"] if method_of(row) not in held]:
+        raise Malformed(f"no client has its row {flatten(lost[0], 40)!r}")
     if any(len(pair) != 2 for pair in record["changed"].values()):
         raise Malformed("an entry of 'changed' is not a pair")
     for case, given in zip(record["cases"], value["cases"], strict=True):
@@ -260,7 +263,7 @@ def _check_table(value: Mapping[str, Any]) -> dict[str, Any]:
         case["config"] = config.as_dict()
         for method, tests in case["clients"].items():
             for test, seeds in tests.items():
-                if method not in config.methods or seeds.keys() - set(map(str, config.seeds)) or not seeds:
+                if method not in config.specs or seeds.keys() - set(map(str, config.seeds)) or not seeds:
                     raise Malformed(f"{method}.{test} has a method or seed that its config does not name")
                 if any(len(each) > config.client_count or set(each) <= {None} for each in seeds.values()):
                     raise Malformed(f"{method}.{test} has too many clients, or none")

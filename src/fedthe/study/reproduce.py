@@ -15,9 +15,10 @@ from ..experiment.run import run_prepared
 from ..experiment.tables import find_short_streams, list_clients
 from ..experiment.timelines import describe_streams
 from ..experiment.work import prepare
-from ..statistics import deviation
+from ..records import read_json
+from ..statistics import count_effective, deviation
 from ..text import flatten
-from .tables import AVERAGE, Table, TableCase, fill_table, method_of, plan_cases
+from .tables import AVERAGE, SEEDS, Table, TableCase, fill_table, method_of, plan_cases
 
 FORMAT = 1
 # The paper's datasets and natural shifts, as our loaders name them. Numbers on others are not compared.
@@ -55,6 +56,7 @@ def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict
         "unchecked": list_unchecked(done[0][1]),
         "changed": list_changes(table, done),
         "rows": {row: {column: [*cell] for column, cell in cells.items()} for row, cells in rows.items()},
+        "effective_classes": count_classes(done[0][1]),
         "ddof": 1,  # standard deviations are with n - 1; records without this line have them with n
         "cases": [describe_case(case, results) for case, results in done],
         "environment": dict(done[0][1].environment),
@@ -116,10 +118,11 @@ def say_unchecked(names: Sequence[str]) -> str:
 
 
 def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, list[Any]]:
-    """Settings that differ from the paper's, by name: ours and the paper's."""
+    """Settings that differ from the paper's, by name: ours and the paper's. More seeds than its three do not count."""
     changed: dict[str, list[Any]] = {}
     for (case, _), planned in zip(done, plan_cases(table), strict=True):
         ours, papers = case.config.filled().as_dict(), planned.config.filled().as_dict()
+        papers["seeds"] = ours["seeds"] if len(ours["seeds"]) >= len(SEEDS) else SEEDS
         changed |= {key: [ours[key], papers[key]] for key in ours if key not in FREE and ours[key] != papers[key]}
     return changed
 
@@ -138,6 +141,17 @@ def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
         "streams": describe_streams(results),
         "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
+        "passes": {name: [each["forward"], each["backward"]] for name, each in results.costs.items()},  # per sample
+    }
+
+
+def count_classes(results: Results) -> dict[str, float]:
+    """By seed: the effective classes of a client, the mean over clients. Without seeds whose manifest is missing."""
+    manifests = {seed: read_json(results.folder / f"manifest-{seed}.json") for seed in results.manifests}
+    return {
+        str(seed): fmean(count_effective(client["classes"]) for client in manifest["clients"])
+        for seed, manifest in manifests.items()
+        if manifest is not None
     }
 
 

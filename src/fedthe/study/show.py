@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from ..statistics import deviation
 from ..text import say_value
 from . import streams
 from .bill import Bill
@@ -37,7 +39,7 @@ def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number
             test: [each for each in (cell if several or test == AVERAGE else cell[:1]) if each is not None]
             for test, cell in measured.items()
         }
-        papers = {column: cell for column, cell in table.rows[row].items() if column in record["compared"]}
+        papers = {column: cell for column, cell in table.rows.get(row, {}).items() if column in record["compared"]}
         said = [say(cells[column], papers.get(column)) if column in cells else "-" for column in record["columns"]]
         rows.append([row, *said])
     return rows
@@ -70,6 +72,8 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         remarks.append("Not in the paper." if own else "Not the paper's data, so nothing is compared.")
     if record["compared"] and record.get("unchecked"):
         remarks.append(say_unchecked(record["unchecked"]))
+    if classes := record.get("effective_classes"):
+        remarks.append(say_classes(classes))
     said = {
         name: ["default" if each is None else say_value(each) for each in both]
         for name, both in record["changed"].items()
@@ -80,6 +84,12 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
+
+
+def say_classes(by_seed: Mapping[str, float]) -> str:
+    spread = deviation([*by_seed.values()])
+    said = f"{fmean(by_seed.values()):.1f}{'' if spread is None else f' ± {spread:.1f}'}"
+    return f"Effective classes per client: {said} (exponential of the entropy of a client's mix)."
 
 
 def lay_out_bills(bills: Mapping[str, Bill]) -> Grid:
@@ -108,6 +118,8 @@ def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
     names = {column: record["names"].get(column, SHORT.get(column, column)) for column in record["columns"]}
     lines = ["| | " + " | ".join(names.values()) + " |", "|---|" + "---:|" * len(names)]
     lines += ["| " + " | ".join(row) + " |" for row in _lay_out_rows(table, record, _write_cell)]
+    if classes := record.get("effective_classes"):
+        lines += ["", say_classes(classes)]
     return "\n".join(lines)
 
 

@@ -1,0 +1,156 @@
+"""Verdicts on the paper's claims: by hand, on records made up for it, and against the committed ones."""
+
+import json
+from statistics import fmean
+
+import pytest
+
+from fedthe.statistics import Interval, bootstrap, pair
+from fedthe.store import write_sealed
+from fedthe.study.claims import (
+    Book,
+    Claim,
+    Part,
+    compare,
+    exceeds,
+    give_verdict,
+    is_ahead,
+    is_level,
+    is_no_worse,
+    write_claims,
+)
+from fedthe.study.paper_claims import CLAIMS
+from fedthe.study.paper_notes import say_mixture, say_ranks, say_small_training
+from fedthe.study.tables import AVERAGE, find_table
+from helpers import ROOT
+
+RESULTS = ROOT / "results"
+TESTS = ("original", "corrupted", "ooc", "natural", "mixture")
+
+
+def make_book(tmp_path, ooc):
+    """A record of main-dir0.1: accuracy out of client by method, of four clients with two seeds; 50 on other tests."""
+    clients = {
+        method: {
+            test: {"0": numbers, "1": numbers} if test == "ooc" else {"0": [50.0] * 4, "1": [50.0] * 4}
+            for test in TESTS
+        }
+        for method, numbers in ooc.items()
+    }
+    case = {"columns": {test: test for test in TESTS}, "clients": clients, "config": {"seeds": [0, 1]}}
+    rows = {method: {test: [0.0, 0.0] for test in TESTS} for method in ooc}
+    write_sealed(tmp_path / "main-dir0.1.json", {"format": 1, "id": "main-dir0.1", "rows": rows, "cases": [case]})
+    return Book(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("holds", "verdict"),
+    [
+        ([True, True], "**yes**"),
+        ([False, False], "**no**"),
+        ([None, None], "**not shown**: 0 of 2 hold"),
+        ([False, None], "**not shown**: 0 of 2 hold; 1 contradicted"),
+        ([True, None], "**partly**: 1 of 2 hold"),
+        ([True, None, False], "**partly**: 1 of 3 hold; 1 contradicted"),
+    ],
+)
+def test_verdicts_follow_from_parts(holds, verdict):
+    assert give_verdict([Part("", "", each) for each in holds]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ahead", "no_worse", "level", "by_ten"),
+    [
+        (0.1, 0.9, True, True, True, False),
+        (-0.9, -0.1, False, True, True, False),
+        (-0.5, 0.5, None, True, True, False),
+        (-1.5, 0.5, None, None, None, False),
+        (-3.0, -1.5, False, False, False, False),
+        (1.5, 3.0, True, True, False, False),
+        (9.0, 11.0, True, True, False, None),
+        (10.5, 11.0, True, True, False, True),
+        (None, None, None, None, None, None),
+    ],
+)
+def test_an_interval_bears_out_contradicts_or_leaves_open(low, high, ahead, no_worse, level, by_ten):
+    gap = Interval(0.0, low, high, None)
+    assert [rule(gap) for rule in (is_ahead, is_no_worse, is_level, exceeds(10))] == [ahead, no_worse, level, by_ten]
+
+
+def test_a_part_names_the_best_other_method_ours_and_the_papers(tmp_path):
+    book = make_book(tmp_path, {"fedthe": [50.0, 52, 48, 50], "t3a": [30.0, 33, 27, 30], "ditto": [40.0, 41, 39, 40]})
+    (part,) = compare(book, "here", "main-dir0.1", "fedthe", ("t3a", "ditto", "fedrod"), "ooc")
+    paper = find_table("main-dir0.1").rows
+    lead = paper["fedthe"]["ooc"][0] - paper["t3a"]["ooc"][0]  # T3A is the paper's best of these three
+    gap = bootstrap(
+        [
+            each[:, 0] - each[:, 1]
+            for each in pair(*(book["main-dir0.1"].clients[m]["ooc"] for m in ("fedthe", "ditto")))
+        ]
+    )
+    assert (part.where, part.ours, part.other) == ("here", "FedTHE 50.0", "Ditto 40.0")
+    assert (part.gap, part.paper) == (f"+10.0 [{gap.low:.1f}, {gap.high:.1f}]", f"{lead:+.1f} over T3A")
+    assert part.holds is True
+    (part,) = compare(book, "here", "main-dir0.1", "t3a", "fedthe", "ooc")
+    assert part.holds is False
+    assert part.paper == f"{-lead:+.1f}"
+    (part,) = compare(book, "here", "main-dir0.1", "fedthe", "ditto", AVERAGE)
+    assert (part.ours, part.other) == ("FedTHE 50.0", "Ditto 48.0")  # 10 on one of five tests
+    assert part.gap.startswith("+2.0 [")
+
+
+def test_what_is_not_measured_is_left_out(tmp_path):
+    book = make_book(tmp_path, {"fedthe": [50.0] * 4})
+    assert compare(book, "", "main-dir1", "fedthe", "memo_p") == []  # no record
+    assert compare(book, "", "main-dir0.1", "fedthe", "memo_p") == []  # no such row yet
+    claims = [Claim("this", lambda book: compare(book, "", "main-dir0.1", "fedthe", "memo_p"))]
+    assert "this" not in write_claims(claims, book)
+    shown = [Claim("that", lambda book: [Part("here", "1", None, gap="+1 [-1, 3]")], "Why")]
+    written = write_claims([*claims, *shown], book)
+    assert "| 1 | that | **not shown**: 0 of 1 hold. Why |" in written
+    assert "| 1 | here | 1 |  | +1 [-1, 3] |  | open |" in written
+
+
+def read(name):
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["cases"][0]["clients"]
+
+
+def score(record, method, test):
+    return fmean(fmean(each for each in clients if each is not None) for clients in record[method][test].values())
+
+
+def find_claim(start):
+    return next(claim for claim in CLAIMS if claim.says.startswith(start))
+
+
+def test_claims_say_what_results_and_the_paper_say():
+    """Literally, from the files; the verdicts are for whoever measures again."""
+    book = Book(RESULTS)
+    main, many = read("main-dir0.1"), read("clients100-dir0.1")
+    paper = find_table("main-dir0.1").rows
+    gain = fmean(paper["fedthe_plus"][test][0] - paper["fedthe"][test][0] for test in TESTS)
+    (first, *_) = find_claim("FedTHE+ is above").judge(book)
+    ours = fmean(score(main, "fedthe_plus", test) - score(main, "fedthe", test) for test in TESTS)
+    assert first.gap.startswith(f"{ours:+.1f} [")
+    assert first.paper == f"{gain:+.1f}"
+    parts = find_claim("With 100 clients").judge(book)
+    for part, test in zip(parts, TESTS, strict=True):
+        others = {method: score(many, method, test) for method in many if not method.startswith("fedthe")}
+        best = max(others.values())
+        assert (part.where, part.ours) == (test, f"FedTHE+ {score(many, 'fedthe_plus', test):.1f}")
+        assert part.other.endswith(f" {best:.1f}")
+        if part.holds is not None:
+            assert part.holds == (score(many, "fedthe_plus", test) > best)
+    assert len(CLAIMS) >= 30
+    assert len({claim.says for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_findings_are_computed_from_the_paper_as_printed():
+    book = Book(RESULTS)
+    said = say_small_training(book)
+    assert "26.0 out of client" in said
+    assert "67.64 and 67.64" in said
+    assert "for 2 of 34 rows of FedTHE" in said
+    assert "implies 31.3" in said  # 4 x 68.53 - 86.06 - 79.13 - 77.61
+    assert "42 of 45 baselines" in say_mixture(book)
+    assert "rank correlation" in say_ranks(book)
