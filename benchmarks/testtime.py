@@ -2,8 +2,8 @@
 
 usage: python benchmarks/testtime.py
 
-FedTHE over a stream of 1,000 samples: its head ensemble against a literal Algorithm 2 (autograd and Adam, sample
-by sample, in tests/oracles.py) on the same features, and all of it against a plain forward pass of the same CNN.
+FedTHE and the regime filter over a stream of 1,000 samples: the head ensemble against a literal Algorithm 2 (autograd and Adam, sample
+by sample, in tests/oracles.py) on the same features, and all of both against a plain forward pass of the same CNN.
 FedTHE+ and MEMO per sample, against the usual implementation: Pillow augmentations one view at a time, a module whose
 weights are restored after every sample, torch.optim.SGD.
 """
@@ -26,6 +26,7 @@ from fedthe.engine.evaluate import answer_stream, make_samples
 from fedthe.methods import METHODS, compose
 from fedthe.methods.head_ensemble import head_ensemble
 from fedthe.methods.memo import Memo
+from fedthe.methods.regime import regime_ensemble
 from fedthe.methods.two_heads import heads as split_heads
 from fedthe.nets.cnn import CNN
 from fedthe.types import Shard, scale
@@ -45,6 +46,12 @@ def measure(work: Callable[[], object], runs: int) -> float:
         work()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def measure_in_turns(*works: Callable[[], object], runs: int = 25) -> list[float]:
+    """The median seconds of each, one after another in every run."""
+    times = [[measure(work, 1) for work in works] for _ in range(runs)]
+    return [statistics.median(each) for each in zip(*times, strict=True)]
 
 
 class Module(nn.Module):
@@ -90,7 +97,8 @@ def main() -> None:
     rows = torch.from_numpy(images[:50])
     real, some = torch.ones(50, dtype=torch.bool), torch.from_numpy(labels[:50])
     shard = Shard(rows, some, real, torch.ones(10), rows, some, real)
-    method, plus, memo = (compose(net, each) for each in (METHODS["fedthe"], METHODS["fedthe_plus"], Memo(views=16)))
+    method, regime, plus = (compose(net, METHODS[name]) for name in ("fedthe", "fedthe_regime", "fedthe_plus"))
+    memo = compose(net, Memo(views=16))
     mine = net.init(0) | {
         "personal": net.init(1)["head"],
         "descriptor": torch.rand(64),
@@ -99,13 +107,19 @@ def main() -> None:
 
     x = scale(torch.from_numpy(images))
     with torch.no_grad():
-        forward = measure(lambda: net.logits(mine, x), 9)
         state = method.predictor.start(method, mine, shard)
         samples = make_samples(method, torch.from_numpy(images), (0,))
-        ensemble = measure(lambda: method.answer(mine, state, samples), 9)
+        begun = regime.predictor.start(regime, mine, shard)
+        # in turns, since the machine's speed drifts
+        forward, ensemble, filtered = measure_in_turns(
+            lambda: net.logits(mine, x),
+            lambda: method.answer(mine, state, samples),
+            lambda: regime.answer(mine, begun, samples),
+        )
         h, of_global, of_local = split_heads(net, mine, x)
         descriptors = (mine["descriptor"], mine["own_descriptor"])
         heads = measure(lambda: head_ensemble(h, of_global, of_local, *descriptors), 9)
+        regimes = measure(lambda: regime_ensemble(of_global, of_local, shard.counts), 9)
     part = (h[:LITERAL], of_global[:LITERAL], of_local[:LITERAL])
     literal = measure(lambda: oracles.head_ensemble_stream(*part, *descriptors), 1)
 
@@ -113,7 +127,9 @@ def main() -> None:
     seconds = {
         "forward": forward / STREAM,
         "fedthe": ensemble / STREAM,
+        "fedthe_regime": filtered / STREAM,
         "head_ensemble": heads / STREAM,
+        "regime_ensemble": regimes / STREAM,
         "head_ensemble_literal": literal / LITERAL,
         "fedthe_plus": measure(lambda: answer_stream(plus, mine, shard, few, truth, (0,)), 3) / TUNED,
         "fedthe_plus_field": measure(lambda: tune_as_the_field_does(few, 16, 2), 1) / TUNED,
@@ -123,6 +139,7 @@ def main() -> None:
     ratios = {
         "head_ensemble is faster than the literal loop by": seconds["head_ensemble_literal"] / seconds["head_ensemble"],
         "fedthe over a plain forward pass": seconds["fedthe"] / seconds["forward"],
+        "fedthe_regime over a plain forward pass": seconds["fedthe_regime"] / seconds["forward"],
         "fedthe_plus is faster than the field's loop by": seconds["fedthe_plus_field"] / seconds["fedthe_plus"],
         "memo is faster than the field's loop by": seconds["memo16_field"] / seconds["memo16"],
     }
