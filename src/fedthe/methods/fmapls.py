@@ -27,7 +27,7 @@ class FMAPLS(Predictor):
     strength: float = 30.0  # samples that the Dirichlet distribution counts for
     anchor: float = 0.5  # the share of the client's own prior in the mode of that distribution
     rate: float = 0.6  # above 0.5 and up to 1, where online EM converges (Cappe and Moulines 2009)
-    smoothing: float = SMOOTHING
+    smoothing: float = SMOOTHING  # the share of equal priors in the client's own
 
     def __post_init__(self) -> None:
         if not (0 <= self.strength < math.inf and 0 <= self.anchor <= 1):
