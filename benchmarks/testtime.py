@@ -2,8 +2,9 @@
 
 usage: python benchmarks/testtime.py
 
-FedTHE and the regime filter over a stream of 1,000 samples: the head ensemble against a literal Algorithm 2 (autograd and Adam, sample
-by sample, in tests/oracles.py) on the same features, and all of both against a plain forward pass of the same CNN.
+FedTHE over a stream of 1,000 samples: its head ensemble against a literal Algorithm 2 (autograd and Adam, sample
+by sample, in tests/oracles.py) on the same features. All of FedTHE and of the regime filter against a plain forward
+pass of the same CNN.
 FedTHE+ and MEMO per sample, against the usual implementation: Pillow augmentations one view at a time, a module whose
 weights are restored after every sample, torch.optim.SGD.
 """

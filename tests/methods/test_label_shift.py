@@ -23,7 +23,7 @@ from fedthe.methods import compose
 from fedthe.methods.base import FedAvg, Samples
 from fedthe.methods.bbse import BBSE, confusion, prior_by_bbse
 from fedthe.methods.em import EM, prior_by_em
-from fedthe.methods.fmapls import FMAPLS, update
+from fedthe.methods.fmapls import FMAPLS, update_prior
 from fedthe.methods.label_shift import adjust, describe_prior, smooth_prior
 from fedthe.methods.logit_adjust import LogitAdjust
 from fedthe.methods.two_heads import TwoHeads, heads
@@ -227,7 +227,7 @@ def test_a_stream_of_one_class_leads_to_that_class():
     assert prior_by_em(posteriors, 100)[1] > 0.999
     state = start_at([1 / 3, 1 / 3, 1 / 3])
     for posterior in posteriors.repeat(20, 1):
-        state = update(state, posterior, strength=5.0, anchor=0.0, rate=0.6)
+        state = update_prior(state, posterior, strength=5.0, anchor=0.0, rate=0.6)
     assert state["prior"][1] > 0.99
 
 
@@ -291,10 +291,10 @@ def start_at(own):
 
 
 def test_the_first_two_samples_by_hand():
-    state = update(start_at([0.5, 0.5]), exact([0.9, 0.1]), strength=3.0, anchor=0.5, rate=1.0)
+    state = update_prior(start_at([0.5, 0.5]), exact([0.9, 0.1]), strength=3.0, anchor=0.5, rate=1.0)
     # one sample with responsibilities 0.9, 0.1, and three of the Dirichlet distribution, half each
     torch.testing.assert_close(state["prior"], exact([2.4 / 4, 1.6 / 4]))
-    state = update(state, exact([0.5, 0.5]), strength=3.0, anchor=0.5, rate=1.0)
+    state = update_prior(state, exact([0.5, 0.5]), strength=3.0, anchor=0.5, rate=1.0)
     # the second counts 0.6, 0.4, so the share is 0.75, 0.25; alpha - 1 is 3 times 0.55, 0.45
     torch.testing.assert_close(state["prior"], exact([(1.5 + 1.65) / 5, (0.5 + 1.35) / 5]))
 
@@ -304,7 +304,7 @@ def test_online_em_finds_the_prior_whatever_it_starts_from(prior):
     posteriors, labels = draw_posteriors(prior, 4000, spread=0.5)
     state = start_at([0.05, 0.05, 0.85, 0.05])
     for posterior in posteriors:
-        state = update(state, posterior, strength=10.0, anchor=0.0, rate=0.8)
+        state = update_prior(state, posterior, strength=10.0, anchor=0.0, rate=0.8)
     np.testing.assert_allclose(state["prior"].numpy(), np.bincount(labels, minlength=4) / len(labels), atol=0.05)
 
 
@@ -314,7 +314,7 @@ def test_a_strong_anchor_holds_and_a_weak_one_lets_go():
     for strength in (0.0, 10.0, 1e9):
         state = start_at([0.9, 0.1])
         for posterior in posteriors:
-            state = update(state, posterior, strength, anchor=1.0, rate=0.6)
+            state = update_prior(state, posterior, strength, anchor=1.0, rate=0.6)
         ends.append(float(state["prior"][0]))
     assert ends[0] < 0.02 < ends[1] < 0.5 < ends[2]
     assert ends[2] == pytest.approx(0.9, abs=1e-6)

@@ -20,13 +20,13 @@ from .label_shift import SMOOTHING, adjust, describe_prior, global_logits, smoot
 class BBSE(Predictor):
     """The source is the client's own class prior, and the confusion matrix that of its validation rows. They lack
     classes, which the paper excludes, so the matrix is regularised (ours): see `confusion`. As in RLLS (Azizzadenesheli
-    et al., ICLR 2019, https://arxiv.org/abs/1903.09734), the estimate is drawn to the source, more so early in the
-    stream. The paper trains again with the class weights that it finds; here they change the answers."""
+    et al., ICLR 2019, arXiv 1903.09734), the estimate is drawn to the source, more so early in the stream. The paper
+    trains again with the class weights that it finds; here they change the answers."""
 
     window = None
     soft: bool = False  # mean probabilities instead of the share of answers; the paper has both
     shrinkage: float = 10.0  # rows of a typical confusion that every class gets beside its validation rows
-    ridge: float = 0.1  # of least squares in place of the inverse: RLLS's Delta, squared and constant
+    ridge: float = 0.1  # of least squares, in place of an inverse; RLLS penalises the norm, not its square
     pseudo: float = 50.0  # samples that the client's own prior counts for, beside those of the stream
 
     def __post_init__(self) -> None:
@@ -77,10 +77,11 @@ def prior_by_bbse(
     """The class prior [n, classes], from sums of votes [n, classes] over so many samples [n].
 
     Without ridge and pseudo it solves `confusion @ prior = votes / seen`. A ridge draws it to the source [classes], and
-    `pseudo` adds samples from there. Negative entries become 0.
+    `pseudo` adds samples from there. Negative entries become next to nothing.
     """
     excess = votes / seen[:, None] - confusion @ source
     squares = confusion.mT @ confusion + ridge * torch.eye(len(source), dtype=source.dtype, device=source.device)
     change: Tensor = torch.linalg.solve(squares, confusion.mT @ excess.mT).mT
-    prior = (source + (seen / (seen + pseudo))[:, None] * change).clamp(min=0)
+    prior = source + (seen / (seen + pseudo))[:, None] * change
+    prior = prior.clamp(min=torch.finfo(prior.dtype).tiny)  # not 0, should all of them be negative
     return prior / prior.sum(-1, keepdim=True)

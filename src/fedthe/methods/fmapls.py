@@ -16,9 +16,9 @@ from .label_shift import SMOOTHING, adjust, describe_prior, global_logits, smoot
 
 @dataclass(frozen=True)
 class FMAPLS(Predictor):
-    """Written from the paper's abstract, without its text. From there: the Dirichlet parameters and the prior are
-    estimated jointly by EM, the E-step is a stochastic approximation, and the parameters have a closed form, linear in
-    the prior. Ours: that form, alpha = 1 + strength * (anchor * own + (1 - anchor) * prior), where `own` is the
+    """Written from the abstract and summaries of the paper, not from its text. From there: EM estimates the prior and
+    the parameters alpha of its Dirichlet distribution jointly, the E-step is a stochastic approximation, and alpha has
+    a closed form. Ours: that form, alpha = 1 + strength * (anchor * own + (1 - anchor) * prior), where `own` is the
     client's class prior in training, at which the estimate starts; and the step size n ** -rate of sample n, with
     n ** rate as the number of samples that the likelihood counts for. With anchor 0, alpha follows the prior and only
     damps it; with anchor 1, alpha is fixed, as in MAPLS, which the paper improves on."""
@@ -27,7 +27,7 @@ class FMAPLS(Predictor):
     strength: float = 30.0  # samples that the Dirichlet distribution counts for
     anchor: float = 0.5  # the share of the client's own prior in the mode of that distribution
     rate: float = 0.6  # above 0.5 and up to 1, where online EM converges (Cappe and Moulines 2009)
-    smoothing: float = SMOOTHING
+    smoothing: float = SMOOTHING  # the share of equal priors in the client's own
 
     def __post_init__(self) -> None:
         if not (0 <= self.strength < math.inf and 0 <= self.anchor <= 1):
@@ -48,13 +48,13 @@ class FMAPLS(Predictor):
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         logits, priors = global_logits(method, mine, samples.x), []
         for posterior in logits.double().softmax(-1):
-            state = update(state, posterior, self.strength, self.anchor, self.rate)
+            state = update_prior(state, posterior, self.strength, self.anchor, self.rate)
             priors.append(state["prior"])
         prior = torch.stack(priors)
         return Answers(adjust(logits, prior), describe_prior(prior)), state
 
 
-def update(state: Tree, posterior: Tensor, strength: float, anchor: float, rate: float) -> Tree:
+def update_prior(state: Tree, posterior: Tensor, strength: float, anchor: float, rate: float) -> Tree:
     """The estimate after one more sample, whose posterior [classes] is under equal priors.
 
     The state has the class priors `own` and `prior`, the smoothed `share` of every class in the stream, and `seen`.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .base import Method, Tree
 
-SMOOTHING = 1 / 16  # the share of equal priors in a client's prior: a class it never saw may still come
+SMOOTHING = 1 / 16  # the share of equal priors in a client's own: a class that it never saw may still come
 
 
 def global_logits(method: Method, mine: Tree, x: Tensor) -> Tensor:

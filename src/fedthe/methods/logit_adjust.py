@@ -20,7 +20,7 @@ class LogitAdjust(Predictor):
 
     window = None
     tau: float = 1.0  # the paper's scale of the adjustment; 1 is Bayes' rule
-    smoothing: float = SMOOTHING
+    smoothing: float = SMOOTHING  # the share of equal priors in the client's own
 
     def __post_init__(self) -> None:
         if not (0 <= self.tau < math.inf and 0 < self.smoothing <= 1):
