@@ -185,7 +185,7 @@ def test_lame_equals_the_paper(k, steps):
 
 def test_lame_by_hand():
     p = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.5, 0.5]], dtype=torch.float64)
-    h = torch.tensor([[2.0, 0.0], [1.0, 0.1], [0.0, 5.0]], dtype=torch.float64)
+    h = torch.tensor([[10.0, 0.0], [1.0, 0.1], [0.0, 1.0]], dtype=torch.float64)
     near = find_neighbours(h, 1)  # of directions: lengths do not count
     assert near.tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0]]
     raw = [0.4 * math.exp(0.9), 0.6 * math.exp(0.1)]  # the second sample, drawn to the first
