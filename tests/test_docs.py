@@ -134,7 +134,9 @@ def test_the_code_of_the_page_on_streams_runs(tmp_path, monkeypatch):
     assert not made["results"].failures
     assert (tmp_path / "commute.html").exists()
     page = (ROOT / "docs/streams.md").read_text(encoding="utf-8")
-    named = {name for line in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for name in re.findall(r"`(.+?)`", line)}
+    named = {
+        name for line in re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE) for name in re.findall(r"`(.+?)`", line)
+    }
     phases = ("own", "ooc")
     known = {name.replace(" P", f" {phase}") for name in named for phase in phases}
     ends = {f"{name}_{end}" for name in ("accuracy", "worst_window", "forgetting") for end in ("low", "high")}
