@@ -26,6 +26,7 @@ from helpers import count_loads
 
 CLIENTS, SEEDS, SAMPLES = 3, [0, 1], 12
 TESTS = ["original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc"]
+STREAMS = ["switch10", "late"]
 # tuning on every sample is slow, and not what a figure is about
 QUICK = {
     "samples": 3,
@@ -61,7 +62,8 @@ class Small:
     def _measure(self, name):
         quick = QUICK if name in ("gains", "curves-dir0.1") else {}
         fewer = {"methods": ["fedavg", "fedthe"]} if name in ("curves-dir1", "curves-500", "curves-1000") else {}
-        return measure_figure(name, **self.settings | quick | fewer)
+        streams = {"methods": ["fedavg", "fedthe"], "tests": STREAMS} if name == "streams" else {}
+        return measure_figure(name, **self.settings | quick | fewer | streams)
 
     def run(self, **settings):
         return run(**self.settings | settings)
@@ -101,7 +103,8 @@ def test_every_figure_is_plain_data_and_can_be_drawn_from_it(name, small, tmp_pa
     assert measured["environment"]["device"] == "cpu"
     assert measured["config"]["rounds"] == 3
     # 500 and 1000 rounds are on the mixture, whatever else a caller changes
-    assert list(measured["tests"]) == (["mixture"] if name in ("curves-500", "curves-1000") else TESTS)
+    others = {"curves-500": ["mixture"], "curves-1000": ["mixture"], "streams": STREAMS}
+    assert list(measured["tests"]) == others.get(name, TESTS)
     draw_figure(json.loads(json.dumps(measured)), tmp_path / "figure.png")
     check_picture(tmp_path / "figure.png")
 

@@ -1,0 +1,147 @@
+"""Streams in time in the report: tables in every format, charts in a browser, and records that are checked."""
+
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import pytest
+
+from fedthe.experiment.timelines import Estimate, PhaseScore, StreamScore
+from fedthe.names import name_test
+from fedthe.report.data import Page, Timeline
+from fedthe.report.formats import lay_out_streams, write_latex, write_markdown
+from fedthe.report.page import render, write_page
+from fedthe.report.read import STREAM
+from fedthe.report.shapes import Malformed, check
+from fedthe.report.streams import gather_streams, read_streams
+from report_pages import make_shown
+from stream_samples import SLOW, make_samples
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def streams():
+    return gather_streams(make_samples(clients=6), ["original", "switch50", "gradual"], {})
+
+
+def show(streams, name="made-up", methods=tuple(SLOW)):
+    shown = make_shown(name, methods=methods, clients=3, seeds=(0, 1), rounds=4)
+    return replace(shown, streams=streams, tests=dict(shown.tests) | {test: name_test(test) for test in streams})
+
+
+def test_tables_say_what_was_measured(streams):
+    switch, ramp = lay_out_streams(show(streams))
+    assert (switch.title, ramp.title) == ("Stream in time: switching every 50", "Stream in time: gradual severity")
+    assert "Worst window" in switch.about
+    assert ramp.about == ""  # said once
+    rows = {name: dict(zip(switch.head, (cell.text for cell in row), strict=True)) for name, row in switch.rows}
+    score = streams["switch50"].scores["fedthe"]
+    accuracy = score.accuracy
+    assert rows["FedTHE"]["accuracy"] == f"{accuracy.mean:.1f} ({accuracy.low:.1f} to {accuracy.high:.1f})"
+    assert rows["FedTHE"]["out-of-client"] == f"{score.phases['ooc'].accuracy:.1f}"
+    assert rows["FedTHE"]["recovery, out-of-client"].startswith(f"{score.phases['ooc'].recovery:.0f} (")
+    assert rows["FedTHE"]["forgetting"][0] in "+-"
+    assert "AUROC" not in switch.head
+    assert list(ramp.head)[-1] == "slowest recovery"
+    assert "corrupted, severity 5" in ramp.head
+
+
+def test_what_is_not_known_and_what_does_not_recover():
+    never = PhaseScore(50.0, 60.0, None, 3.0, None, 4.0)
+    known = StreamScore(
+        Estimate(50.0, None, None), None, None, None, {"own": PhaseScore(40.0), "ooc": never}, 71.0, 62.5
+    )
+    (block,) = lay_out_streams(show({"open_set": Timeline({"fedavg": known})}, methods=("fedavg",)))
+    ((_, row),) = block.rows
+    assert dict(zip(block.head, (cell.text for cell in row), strict=True)) == {
+        "accuracy": "50.0",
+        "AUROC": "71.0",
+        "FPR at 95 % TPR": "62.5",
+        "own": "40.0",
+        "out-of-client": "50.0",
+        "recovery, out-of-client": "not (3 to not)",
+    }
+
+
+def test_markdown_and_latex_have_the_tables(streams):
+    page = Page("A page", [show(streams)])
+    markdown, latex = write_markdown(page), write_latex(page)
+    assert markdown.count("Stream in time: ") == latex.count("Stream in time: ") - latex.count(
+        "Stream in time: switching every 50: "
+    )
+    tables = re.findall(r"\\begin\{tabular\}\{l(r+)\}(.*?)\\end\{tabular\}", latex, re.DOTALL)
+    for columns, body in tables:
+        lines = [line for line in body.splitlines() if line.endswith(r"\\") and "multicolumn" not in line]
+        assert {line.count(" & ") for line in lines} == {len(columns)}
+    assert write_markdown(Page("A page", [show({})])).count("Stream in time") == 0
+
+
+def test_a_record_is_read_as_it_was_written_and_a_damaged_one_refused(streams):
+    plain = {test: {m: asdict(score) for m, score in each.scores.items()} for test, each in streams.items()}
+    again = read_streams(check(json.loads(json.dumps(plain)), {str: {str: STREAM}}, "streams"))
+    assert {test: each.scores for test, each in again.items()} == {test: each.scores for test, each in streams.items()}
+    for path, value in [
+        (("accuracy", "mean"), 101),
+        (("worst_client",), "low"),
+        (("phases", "ooc", "recovery"), -1),
+        (("forgetting", "mean"), float("nan")),
+    ]:
+        damaged = json.loads(json.dumps(plain["switch50"]["fedthe"]))
+        place = damaged
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = value
+        with pytest.raises(Malformed):
+            check(damaged, STREAM, "streams")
+
+
+def test_a_page_without_streams_has_no_section_and_names_are_escaped(streams):
+    assert 'id="streams"' not in render(Page("A page", [show({})]))
+    shown = show({EVIL: streams["switch50"]})
+    text = render(Page("A page", [replace(shown, tests=dict(shown.tests) | {EVIL: EVIL})]))
+    assert EVIL not in text.partition('<script id="plotly"')[0]
+
+
+@contextmanager
+def open_page(browser, page, path):
+    write_page(page, path)
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    opened, trouble = context.new_page(), []
+    opened.on("console", lambda said: trouble.append(said.text))
+    opened.on("pageerror", lambda error: trouble.append(str(error)))
+    opened.goto(path.as_uri())
+    yield opened
+    context.close()
+    assert trouble == []
+
+
+def test_charts_show_the_streams_of_the_selected_run(browser, streams, tmp_path):
+    runs = [
+        show({"switch50": streams["switch50"]}, "first"),
+        show({"gradual": streams["gradual"]}, "second"),
+        show({}, "third"),
+    ]
+    with open_page(browser, Page("Runs", runs), tmp_path / "page.html") as page:
+        section = page.locator("#streams")
+        chart = section.locator(".chart")
+        assert chart.count() == 1
+        chart.scroll_into_view_if_needed()
+        page.wait_for_selector("#streams .chart svg")
+        assert section.locator(".stream:visible h3").all_inner_texts() == ["first: switching every 50"]
+        lines = "document.querySelector('#streams .chart').data.filter((each) => each.hoverinfo === 'text').length"
+        bands = "document.querySelector('#streams .chart').layout.shapes.length"
+        assert (page.evaluate(lines), page.evaluate(bands)) == (len(SLOW), 8)
+        section.get_by_role("button", name="FedAvg + FT").click()
+        page.wait_for_function(f"{lines} === {len(SLOW) - 1}")
+        assert section.locator(".stream:visible tbody th").all_inner_texts() == [
+            "FedAvg",
+            "FedAvg + FT",
+            "FedTHE",
+            "FedTHE+",
+        ]
+        page.locator("#run").select_option("1")
+        assert section.locator(".stream:visible h3").all_inner_texts() == ["second: gradual severity"]
+        page.locator("#run").select_option("2")
+        assert not section.is_visible()
