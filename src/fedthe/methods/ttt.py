@@ -83,8 +83,8 @@ class TTT(Rounds, Personal):
 
 @dataclass(frozen=True)
 class LocalRotation(Personal):
-    """TTT as the FedTHE paper compares it (https://arxiv.org/abs/1909.13231; https://github.com/LINs-lab/FedTHE): the
-    shared model is FedAvg's. The head for rotations stays on the client, and only fine-tuning trains it."""
+    """TTT (Sun et al., ICML 2020, https://arxiv.org/abs/1909.13231) as the FedTHE authors run it: the shared model is
+    FedAvg's. The head for rotations stays on the client, and only fine-tuning trains it."""
 
     def keep(self, net: Net, params: Tree) -> Tree:
         return {"rotation": params["head"]["out"].new_zeros(4, net.feature_dim)}
