@@ -149,7 +149,7 @@ def follow(alone: Alone, mix: Tensor, state: Tree, settings: Regimes) -> tuple[W
     likely = shares * evidence[:, None] + 1 - shares  # [n, regimes]
     regimes, regimes_after = filter_forward(likely, state["regimes"], mix.new_tensor(settings.start), settings.leave)
     share = (regimes * shares).sum(-1)  # of the client's own samples, before this one was seen
-    own = share * evidence / (regimes * likely).sum(-1)
+    own = (share * evidence / (regimes * likely).sum(-1)).clamp(max=1)  # rounding may go beyond
 
     answers = own[:, None] * of_own + (1 - own[:, None]) * p
     expected = share[:, None] * mix + (1 - share[:, None]) / len(mix)
