@@ -159,9 +159,10 @@ def test_a_norm_without_parameters_is_left_out():
 def test_networks_without_norms_are_refused_before_any_work(tmp_path):
     assert METHODS.keys() - set(methods_for(CNN(3))) == set(ON_NORMS)
     assert set(methods_for(ResNet20GN(3))) == METHODS.keys()
+    np.savez(tmp_path / "tiny.npz", images=np.zeros((60, 16, 16, 3), np.uint8), labels=np.arange(60) % 3)
+    settings = {"dataset": f"npz:{tmp_path / 'tiny.npz'}", "clients": 2, "rounds": 1, "out": str(tmp_path / "run")}
     for name in ON_NORMS:
-        settings = {"dataset": "glyphs", "clients": 2, "rounds": 1, "out": str(tmp_path / "run")}
-        says = fails(lambda name=name, settings=settings: fedthe.run(methods=[name], **settings), name, "norm layers")
+        says = fails(lambda name=name: fedthe.run(methods=[name], **settings), name, "norm layers")
         assert "CNN has none" in says
         assert "resnet20_gn" in says
     assert not (tmp_path / "run").exists()
@@ -395,6 +396,21 @@ def test_engines_agree_on_streams_of_many_windows(name):
         np.testing.assert_allclose(one.logits, other.logits, rtol=1e-3, atol=1e-3)
     alone = Stack().answer(method, mine, shards, asked[2:3])
     np.testing.assert_allclose(alone[0].logits, stack[2].logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tent", "rotta"])
+@pytest.mark.parametrize("net", [ResNet20GN(CLASSES, 1, SIZE), CCT4(CLASSES, 1, SIZE)])
+def test_engines_agree_on_the_norms_of_real_networks(net, name):
+    method = compose(net, (FineTune(), PREDICTORS[name]))
+    method.check()
+    mine, shards = tree.stack([net.init(k) for k in range(2)]), [make_shard()] * 2
+    asked = [Question(k, draw_images(MIXED[:9], seed=k).numpy(), (0, "test", k)) for k in range(2)]
+    loop, stack = (engine.answer(method, mine, shards, asked) for engine in (Loop(threads=1), Stack()))
+    plain = Loop(threads=1).answer(compose(net, FineTune()), mine, shards, asked)
+    for one, other, before in zip(loop, stack, plain, strict=True):
+        np.testing.assert_allclose(one.logits, other.logits, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(one.logits[:4], before.logits[:4], rtol=1e-5, atol=1e-5)  # before the first step
+        assert np.abs(one.logits[4:] - before.logits[4:]).max() > 0.01
 
 
 def test_a_stream_of_one_class_collapses_tent_and_not_sar():
