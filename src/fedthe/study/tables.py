@@ -19,7 +19,7 @@ from . import streams
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
-KEYS += ["train_fraction", "test_fraction", "tests"]
+KEYS += ["train_fraction", "test_fraction", "tests", "unknown"]
 SEVERITY = "severity"  # the columns severity1 to severity5 are separate runs
 
 Ours = tuple[float, float | None]  # percent: mean and standard deviation over seeds; None for a single seed
@@ -57,6 +57,9 @@ OWN_TABLES = {
         },
         ("original", "corrupted", "ooc", "mixture"),
         {method: {} for method in PAPERS_SEVEN},
+    ),
+    "open-set": Table(
+        "open-set", streams.OPEN_TITLE, streams.OPEN_SETTING, streams.OPEN, {method: {} for method in streams.METHODS}
     ),
     "streams": Table(
         "streams", streams.TITLE, streams.SETTING, streams.STREAMS, {method: {} for method in streams.METHODS}
