@@ -1,4 +1,4 @@
-"""Our tables of streams in time: methods on streams that switch, drift, come back or bring new classes, and open sets."""
+"""Our tables of streams in time, which switch, drift, come back or bring new classes, and of an open set."""
 
 from __future__ import annotations
 
