@@ -57,6 +57,8 @@ def test_the_table_runs_every_stream_that_needs_no_class_set_aside():
     assert set(case.config.methods) <= set(METHOD_NAMES)
     assert (case.config.dataset, case.config.net, case.config.dirichlet) == ("cifar10", "cnn", 0.1)
     assert (case.config.rounds, case.config.seeds) == (100, (0, 1, 2))
+    (case,) = plan_cases(find_table("open-set"))
+    assert (case.config.tests, case.config.unknown) == (("original", "open_set"), "truck")
     (case,) = plan_cases(find_table("main-dir0.1"))
     assert case.config.tests is None  # other tables are as they were
 
@@ -92,6 +94,17 @@ def test_the_terminal_shows_worst_windows_forgetting_and_recovery(record):
     phases = scores["switch10"]["fedthe"]["phases"].values()
     slowest = [each["recovery"] for each in phases if each["steady"] is not None]
     assert recovery[1][1][1] == ("not" if None in slowest else f"{max(slowest):.0f}")
+
+
+def test_the_table_of_an_open_set_has_its_rejection(small):
+    table = find_table("open-set")
+    settings = {key: value for key, value in small.items() if key != "tests"} | {"unknown": "3"}
+    record = make_record(table, run_cases(plan_cases(table, ["fedavg"], **settings)))
+    assert record["columns"] == ["original", "open_set"]
+    score = record["cases"][0]["streams"]["open_set"]["fedavg"]
+    grids = streams.lay_out_streams(record)
+    shown = [grid for title, grid in grids.items() if title.startswith(("AUROC", "FPR"))]
+    assert [rows for _, rows in shown] == [[["fedavg", f"{score[name]:.1f}"]] for name in ("auroc", "fpr95")]
 
 
 def test_the_figure_is_measured_and_drawn(small, record, tmp_path):

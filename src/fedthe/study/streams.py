@@ -1,4 +1,4 @@
-"""Our table of streams in time: methods on streams that switch, drift, come back or bring new classes."""
+"""Our tables of streams in time, which switch, drift, come back or bring new classes, and of an open set."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ SHORT = {
     "recurring": "recur.",
     "open_set": "open set",
 }
-SETTING = {
-    "dataset": "cifar10",
-    "model": "cnn",
-    "clients": 20,
-    "dirichlet": 0.1,
-    "rounds": 100,
-    "participation": 1.0,
-    "tests": list(STREAMS),
-}
+AS_USUAL = {"dataset": "cifar10", "model": "cnn", "clients": 20, "dirichlet": 0.1, "rounds": 100, "participation": 1.0}
+SETTING = AS_USUAL | {"tests": list(STREAMS)}
+OPEN_TITLE = f"{NET_NAMES['cnn']} on CIFAR-10 without trucks, Dir(0.1): trucks among a client's own samples"
+OPEN = ("original", "open_set")
+OPEN_SETTING = AS_USUAL | {"tests": list(OPEN), "unknown": "truck"}
 
 
 def lay_out_streams(record: Mapping[str, Any]) -> dict[str, tuple[list[str], list[list[str]]]]:
@@ -41,6 +37,8 @@ def lay_out_streams(record: Mapping[str, Any]) -> dict[str, tuple[list[str], lis
         for test, of in case.get("streams", {}).items()
     }
     grids: dict[str, Callable[[StreamScore], str]] = {
+        "AUROC (%): an answer to a known class is more confident than one to the unknown class": _say_auroc,
+        "FPR (%): answers to the unknown class as confident as 95 % of those to known ones": _say_passing,
         f"worst window of {WORST} samples: the lowest accuracy of a client, mean over clients": _say_worst,
         "forgetting: accuracy on the first segment minus that on later ones of its kind": _say_forgetting,
         "recovery: samples after a switch to the slowest kind of segment; not: not in half a segment": _say_slowest,
@@ -56,6 +54,14 @@ def lay_out_streams(record: Mapping[str, Any]) -> dict[str, tuple[list[str], lis
         if told:
             found[title] = ["", *(SHORT.get(test, test).replace(" ", "\n") for test in told)], rows
     return found
+
+
+def _say_auroc(score: StreamScore) -> str:
+    return NOTHING if score.auroc is None else f"{score.auroc:.1f}"
+
+
+def _say_passing(score: StreamScore) -> str:
+    return NOTHING if score.fpr95 is None else f"{score.fpr95:.1f}"
 
 
 def _say_worst(score: StreamScore) -> str:

@@ -20,7 +20,7 @@ from . import streams
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
-KEYS += ["train_fraction", "test_fraction", "tests"]
+KEYS += ["train_fraction", "test_fraction", "tests", "unknown"]
 SEVERITY = "severity"  # the columns severity1 to severity5 are separate runs
 SEEDS = (0, 1, 2)  # as many as the paper has
 MORE_SEEDS = tuple(range(8))  # of the tables that most claims rest on: see `pick_seeds`
@@ -73,6 +73,9 @@ OWN_TABLES = {
         {"dataset": "tiny_imagenet", "size": 32, "model": "resnet20_gn x4", "dirichlet": 1.0, **AS_USUAL},
         ("original", "corrupted", "ooc", "mixture"),
         {method: {} for method in PAPERS_SEVEN},
+    ),
+    "open-set": Table(
+        "open-set", streams.OPEN_TITLE, streams.OPEN_SETTING, streams.OPEN, {method: {} for method in streams.METHODS}
     ),
     "streams": Table(
         "streams", streams.TITLE, streams.SETTING, streams.STREAMS, {method: {} for method in streams.METHODS}
