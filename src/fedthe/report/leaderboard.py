@@ -24,7 +24,7 @@ from ..statistics import ByTest, Interval, bootstrap, pair, pair_averages
 from ..store import content_hash
 from ..study.reproduce import HOW
 from ..study.show import say_classes
-from ..study.tables import MAIN_TESTS, find_table, pick_seeds
+from ..study.tables import MAIN_TESTS, OWN_TABLES, find_table, pick_seeds
 from ..text import say_value
 from .formats import escape_markdown
 from .read import check_record, is_record, read_json
@@ -143,8 +143,11 @@ def _count_passes(method: str) -> Sequence[float] | None:
 
 
 def write_command(record: Mapping[str, Any], config: Config, method: str) -> str:
-    """The command that makes a row again."""
+    """The command that makes a row again: of its table or, where that lacks the row by now, of one like it."""
     table = find_table(record["id"])
+    if method not in table.rows and not config.specs[method].file:
+        like = (each for each in OWN_TABLES.values() if each.setting == table.setting and method in each.rows)
+        table = next(like, table)
     words = [f"{key}={_say(value[0])}" for key, value in record["changed"].items() if key != "seeds"]
     if config.dataset != table.setting["dataset"]:
         words.append(f"dataset={config.dataset}")
