@@ -83,7 +83,9 @@ def test_every_method_bears_awkward_clients(case, save, tmp_path):
     manifest = json.loads(path.read_text())
     assert holds(np.array([client["classes"] for client in manifest["clients"]]))
     assert results.failures == {}
-    assert len(results.rows) == len(methods) * len(tests) * 3
+    streams = [test for client in manifest["clients"] for test in tests if test in client["tests"]]
+    assert len(streams) > 3 or case == "five rows each"  # where every mixture is empty
+    assert len(results.rows) == len(methods) * len(streams)
     for row in results.rows:
         assert 1 <= row.samples <= settings["samples"]
         assert row.accuracy == pytest.approx(100 * row.right / row.samples)

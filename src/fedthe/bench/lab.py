@@ -36,6 +36,7 @@ ROUND_BY = "round by engine={}"
 ROUND_RESNET = f"round, {NET_NAMES['resnet20_gn']}"
 ROUND_CCT = f"round, {NET_NAMES['cct4']}"
 ANSWER = f"{METHOD_NAMES['fedthe']}, per sample"
+ANSWER_REGIME = f"{METHOD_NAMES['fedthe_regime']}, per sample"
 ANSWER_PLUS = f"{METHOD_NAMES['fedthe_plus']}, per sample"
 ANSWER_MEMO = f"{METHOD_NAMES['memo_p']}, per sample"
 ANSWER_TTT = f"{METHOD_NAMES['ttt']}, per sample"
@@ -102,6 +103,7 @@ class Lab:
             Task(ROUND_RESNET, "s", lambda: self.time_round(ResNet20GN(CLASSES), optimizer=OPTIMIZERS["resnet20_gn"])),
             Task(ROUND_CCT, "s", lambda: self.time_round(CCT4(CLASSES), optimizer=OPTIMIZERS["cct4"])),
             Task(ANSWER, "ms", lambda: self.time_answers(compose(net, METHODS["fedthe"]))),
+            Task(ANSWER_REGIME, "ms", lambda: self.time_answers(compose(net, METHODS["fedthe_regime"]))),
             Task(ANSWER_PLUS, "ms", lambda: self.time_answers(compose(net, METHODS["fedthe_plus"]), tuned=True)),
             Task(ANSWER_MEMO, "ms", lambda: self.time_answers(compose(net, METHODS["memo_p"]), tuned=True)),
             Task(ANSWER_TTT, "ms", lambda: self.time_answers(compose(net, METHODS["ttt"]), tuned=True)),

@@ -53,12 +53,19 @@ class Scores:
         return area_under_roc(self.log_probability[self.known], self.log_probability[~self.known])
 
 
-def answer_one(method: Method, mine: Tree, shard: Shard, question: Question) -> Answered:
-    """The answers of one deployed client to a stream."""
-    pixels = torch.from_numpy(question.x).to(shard.x.device)
-    samples = make_samples(method, pixels, question.path)
+def begin_one(method: Method, mine: Tree, shard: Shard) -> Tree:
+    """The predictor's state before the first sample of any stream of this client."""
     with unchanged_state(method.predictor, mine):
-        state = tree.map_leaves(lambda leaf: leaf.to(pixels.device), method.predictor.begin(method, mine, shard))
+        state = method.predictor.begin(method, mine, shard)
+    return tree.map_leaves(lambda leaf: leaf.to(shard.x.device), state)
+
+
+def answer_one(method: Method, mine: Tree, state: Tree, question: Question) -> Answered:
+    """The answers of one deployed client to a stream, from what `begin_one` gave."""
+    pixels = torch.from_numpy(question.x).to(tree.flatten(mine).popitem()[1].device)
+    samples = make_samples(method, pixels, question.path)
+    state = tree.map_leaves(torch.clone, state)  # the client's other streams begin with the same
+    with unchanged_state(method.predictor, mine):
         began = time.perf_counter()
         with torch.no_grad():  # predictors that need a gradient enable it
             answers, _ = method.answer(mine, state, samples)
@@ -109,7 +116,8 @@ def answer_stream(
     method: Method, mine: Tree, shard: Shard, images: np.ndarray, labels: np.ndarray, path: tuple[int | str, ...]
 ) -> Scores:
     """Answer images [n, h, w, c] in order, and score the answers; `path` keys the draws of augmented views."""
-    return score(answer_one(method, mine, shard, Question(0, images, path)), labels, path)
+    asked = Question(0, images, path)
+    return score(answer_one(method, mine, begin_one(method, mine, shard), asked), labels, path)
 
 
 def make_samples(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Samples:

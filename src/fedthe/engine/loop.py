@@ -18,7 +18,7 @@ from ..parallel import map_in_threads
 from ..tree import Tree
 from ..types import Shard
 from .client import Fits, Received, Worked, deploy, work
-from .evaluate import answer_one
+from .evaluate import answer_one, begin_one
 from .fit import LoopFit
 from .server import Diverged
 from .visit import Answered, Question, Row, Run, Visit, Visited, find_structural_fault, unchanged
@@ -82,9 +82,14 @@ class Loop:
     def answer(
         self, method: Method, deployed: Tree, shards: Sequence[Shard], questions: Sequence[Question]
     ) -> list[Answered]:
-        def answer(asked: Question) -> Answered:
-            return answer_one(method, tree.take(deployed, asked.row), shards[asked.row], asked)
+        def begin(row: int) -> Tree:
+            return begin_one(method, tree.take(deployed, row), shards[row])
 
+        def answer(asked: Question) -> Answered:
+            return answer_one(method, tree.take(deployed, asked.row), begun[asked.row], asked)
+
+        rows = sorted({asked.row for asked in questions})
+        begun = dict(zip(rows, map_in_threads(begin, rows, self._workers), strict=True))
         return list(map_in_threads(answer, questions, self._workers))
 
 

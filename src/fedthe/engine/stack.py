@@ -214,10 +214,12 @@ class Stack:
             return answers.logits, answers.info
 
         mine = tree.take(deployed, of)
-        shard = Shard(*(part[of] for part in shards))
+        clients, place = of.unique(return_inverse=True)  # every stream of a client begins alike
+        shard = Shard(*(part[clients] for part in shards))
         # answers are not rounded to bf16
         with unchanged_state(method.predictor, mine), torch.no_grad(), lift_convolutions(torch.float32):
-            state = tree.map_leaves(lambda leaf: leaf.to(self.device), torch.vmap(start)(mine, shard))
+            state = torch.vmap(start)(tree.take(deployed, clients), shard)
+            state = tree.map_leaves(lambda leaf: leaf.to(self.device)[place], state)
             wait(self.device)
             began = time.perf_counter()
             rows = torch.arange(len(questions), device=self.device)

@@ -23,7 +23,7 @@ from ..corruptions import CORRUPTION_VERSION
 from ..data.plan import Federation, build
 from ..data.pool import Dataset
 from ..data.unknown import set_aside
-from ..engine.evaluate import answer_one, check_columns, score
+from ..engine.evaluate import answer_one, begin_one, check_columns, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
 from ..engine.shards import Shards, hide_labels
@@ -272,7 +272,8 @@ class Work:
         """Peak tensor memory while one sample is answered, in MiB."""
         asked = Question(0, self.federation.pool.x[:1], (self.run.seed, "memory"))
         with code_of_a_method(), one_thread_of_torch():
-            return measure_peak(lambda: answer_one(method, mine, self.run.shards[0], asked))
+            begun = begin_one(method, mine, self.run.shards[0])
+            return measure_peak(lambda: answer_one(method, mine, begun, asked))
 
 
 def split(items: Sequence[T], most: int) -> list[Sequence[T]]:

@@ -31,7 +31,7 @@ class Predictor:
         """Raise InputError if the method does not fit this predictor. `needs` is checked already."""
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        """The state before the first sample: a tree of tensors. Called for every test stream of every client."""
+        """The state before the first sample: a tree of tensors. Every stream of a client begins with a copy of it."""
         return {}
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
