@@ -179,8 +179,3 @@ def list_phases(tracks: Iterable[Track]) -> list[str]:
         found |= dict.fromkeys(map(str, track.phase.tolist()))
         found |= dict.fromkeys(phase for *_, phase in track.segments)
     return list(found)
-
-
-def has_segments(tracks: Iterable[Track]) -> bool:
-    """Whether any of these streams has more than one segment."""
-    return any(len(track) and track.segment[-1] != track.segment[0] for track in tracks)

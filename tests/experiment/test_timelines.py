@@ -91,6 +91,8 @@ def test_what_is_no_stream_in_time_and_what_a_method_lacks(samples):
     assert timelines.list_streams(samples, ["original", "switch50", "gradual"]) == ["switch50", "gradual"]
     (track, *_) = timelines.read_tracks(samples["fedthe", 0], "original").values()
     assert len(track.segments) == 1  # files of earlier versions have no segments
+    later = samples["fedthe", 0] | {"switch50/0/origin": np.full(220, 9, np.uint8)}
+    assert set(timelines.read_tracks(later, "switch50")[0].phase) == {"origin9"}  # of a later version
     less = samples | {("fedthe", 1): {}}
     assert list(timelines.score_streams(less, ["switch50"])["switch50"]) == ["fedavg_ft"]
     assert timelines.score_streams(less, ["nothing"]) == {}

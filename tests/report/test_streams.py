@@ -11,11 +11,15 @@ from fedthe.experiment.timelines import Estimate, PhaseScore, StreamScore
 from fedthe.names import name_test
 from fedthe.report.data import Page, Timeline
 from fedthe.report.formats import lay_out_streams, write_latex, write_markdown
+from fedthe.report.gather import gather
 from fedthe.report.page import render, write_page
 from fedthe.report.read import STREAM
 from fedthe.report.shapes import Malformed, check
 from fedthe.report.streams import gather_streams, read_streams
-from report_pages import make_shown
+from fedthe.store import write_sealed
+from fedthe.study.draw_streams import pick_streams
+from helpers import fails
+from report_pages import FIGURE_CONFIG, make_shown
 from stream_samples import SLOW, make_samples
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -95,6 +99,43 @@ def test_a_record_is_read_as_it_was_written_and_a_damaged_one_refused(streams):
         place[path[-1]] = value
         with pytest.raises(Malformed):
             check(damaged, STREAM, "streams")
+
+
+def make_figure(streams):
+    data = {"streams": {test: pick_streams(each.curves) for test, each in streams.items()}}
+    tests = {test: name_test(test) for test in streams}
+    figure = {"id": "streams", "title": "Accuracy along streams in time", "config": FIGURE_CONFIG, "tests": tests}
+    return json.loads(json.dumps({**figure, "data": data, "ddof": 1}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda stream: stream["bands"].append([400, 400, "own"]), "has a band that is none"),
+        (lambda stream: stream["bands"].insert(0, [0, 1, 2]), "has a band that is none"),
+        (lambda stream: stream["curves"]["fedthe"]["mean"].pop(), "lacks numbers"),
+        (lambda stream: stream["bands"].pop(), "does not fit its bands"),
+        (lambda stream: stream["curves"]["fedthe"]["segments"].append(3.0), "does not fit its bands"),
+        (lambda stream: stream["curves"]["fedthe"].update(mean="low"), "not a list"),
+    ],
+)
+def test_a_damaged_figure_is_refused(streams, damage, words, tmp_path):
+    write_sealed(tmp_path / "whole.json", make_figure(streams))
+    (figure,) = gather([tmp_path / "whole.json"]).figures
+    assert set(figure["data"]["streams"]) == set(streams)
+    broken = make_figure(streams)
+    damage(broken["data"]["streams"]["switch50"])
+    write_sealed(tmp_path / "broken.json", broken)
+    assert words in fails(lambda: gather([tmp_path / "broken.json"]), "is not a valid record of a figure")
+
+
+def test_a_figure_is_drawn_in_the_page(browser, streams, tmp_path):
+    write_sealed(tmp_path / "whole.json", make_figure(streams))
+    with open_page(browser, gather([tmp_path / "whole.json"]), tmp_path / "page.html") as page:
+        for chart in page.locator("#figures .chart").all():
+            chart.scroll_into_view_if_needed()
+        page.wait_for_function("document.querySelectorAll('#figures .chart svg.main-svg').length >= 2")
+        assert page.locator("#figures h4").all_inner_texts() == ["switching every 50", "gradual severity"]
 
 
 def test_a_page_without_streams_has_no_section_and_names_are_escaped(streams):

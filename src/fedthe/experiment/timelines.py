@@ -100,19 +100,23 @@ def read_tracks(samples: Samples, test: str) -> dict[int, Track]:
 
 def _name_phases(origin: np.ndarray, severity: np.ndarray, several: bool) -> np.ndarray:
     """What each sample is drawn from, with the severity of its corruption if the test has several."""
-    names = np.array([ORIGINS[each] for each in origin], dtype=object)
-    if several:
-        names = np.array([f"{name} {level}" if level else name for name, level in zip(names, severity, strict=True)])
-    return names.astype(str)
+    pairs, place = np.unique(np.stack([origin, severity], axis=1), axis=0, return_inverse=True)
+    names = []
+    for number, level in pairs.tolist():
+        name = ORIGINS[number] if number < len(ORIGINS) else f"origin{number}"  # of a later version
+        names.append(f"{name} {level}" if several and level else name)
+    return np.array(names, dtype=str)[place.reshape(-1)]
 
 
 def list_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]) -> list[str]:
     """The streams in time among these tests: those that are named so, and others that have several segments."""
-
-    def has_segments(test: str) -> bool:
-        return any(timeline.has_segments(read_tracks(kept, test).values()) for kept in samples.values())
-
-    return [test for test in tests if test in STREAM_NAMES or has_segments(test)]
+    cut = {
+        name.rsplit("/", 2)[0]
+        for kept in samples.values()
+        for name, values in kept.items()
+        if name.endswith("/segment") and len(values) and values[0] != values[-1]
+    }
+    return [test for test in tests if test in STREAM_NAMES or test in cut]
 
 
 def score_streams(

@@ -23,8 +23,9 @@ from ..study.figures.base import restate_figure
 from ..study.reproduce import FORMAT, restate_deviations
 from ..study.tables import find_table, method_of
 from ..text import flatten, hide_secrets
-from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, TEXT, Malformed, Maybe, Number, check
+from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, SCALAR, TEXT, Malformed, Maybe, Number, check
 
+MOST = 2**31  # samples of a stream
 LARGEST = 4096  # pixels of a side of an example
 
 TRAINING = {"seed": COUNT, "methods": [NAME], "rounds?": COUNT, "seconds?": Maybe(AMOUNT), "failed?": TEXT}
@@ -86,10 +87,12 @@ RECORD = {
 }
 SERIES = {"mean": [Maybe(PERCENT)], "std?": [Maybe(AMOUNT)]}
 SINGLE = {"mean": PERCENT, "std?": Maybe(AMOUNT)}
+TIMED = {"positions": [COUNT], "mean": [PERCENT], "std": Maybe([AMOUNT]), "segments": [PERCENT]}
 DRAWN: dict[str, Any] = {  # figures that the page draws, by the prefix of their ids
     "alpha-beta": {"alpha": [AMOUNT], "beta": [AMOUNT], "accuracy": {str: {"mean": [[Maybe(PERCENT)]]}}},
     "interpolation-": {"e": [AMOUNT], "shared": {str: SERIES}, "best": {str: SINGLE}, "fedthe": {str: SINGLE}},
     "curves-": {"rounds": [COUNT], "curves": {str: {str: SERIES}}},
+    "streams": {"streams": {str: {"bands": [[SCALAR]], "curves": {str: TIMED}}}},
 }
 FIGURE_CONFIG = {
     "dataset": TEXT,
@@ -304,7 +307,25 @@ def _check_figure(value: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("best", "fedthe") if "shared" in data else ():
         if not data["shared"].keys() <= data[name].keys():
             raise Malformed(f"{name} lacks a test")
+    for test, stream in data.get("streams", {}).items():
+        _check_stream(stream, test)
     return {**figure, "data": data}
+
+
+def _check_stream(stream: Mapping[str, Any], test: str) -> None:
+    """Every band has a first position, an end and a phase, and every curve fits them."""
+    end = 0
+    for band in stream["bands"]:
+        kinds = [type(each) for each in band]
+        if kinds != [int, int, str] or not (end <= band[0] < band[1] < MOST):
+            raise Malformed(f"{flatten(test, 40)} has a band that is none")
+        end = band[1]
+    for curve in stream["curves"].values():
+        size = len(curve["positions"])
+        if len(curve["mean"]) != size or len(curve["std"] or curve["mean"]) != size:
+            raise Malformed(f"a curve of {flatten(test, 40)} lacks numbers")
+        if not size or max(curve["positions"]) >= end or len(curve["segments"]) != len(stream["bands"]):
+            raise Malformed(f"a curve of {flatten(test, 40)} does not fit its bands")
 
 
 def _list_series(value: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -53,9 +53,9 @@ def look_up_phases(phases: Sequence[str]) -> dict[str, dict[str, Any]]:
     return looks
 
 
-def pick_best(curves: StreamCurves) -> list[str]:
-    """The methods that are best along the stream, and ours."""
-    means = {method: fmean(curve.mean) for method, curve in curves.methods.items() if curve.mean}
+def pick_best(curves: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The methods that are best along the stream, and ours; from curves as `pick_streams` gives them."""
+    means = {method: fmean(curve["mean"]) for method, curve in curves.items() if curve["mean"]}
     best = sorted(means, key=lambda method: -means[method])[:BEST]
     return [method for method in means if method in (*best, *OURS)]
 

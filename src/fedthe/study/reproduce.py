@@ -138,7 +138,7 @@ def describe_case(case: TableCase, results: Results) -> dict[str, Any]:
         "clients": list_clients(results.rows),
         "statistics": {"weighted": results.weighted(), "nll": results.nll(), "ece": results.calibration()},
         "short": find_short_streams(results.rows),
-        "streams": describe_streams(results),
+        **({"streams": scores} if (scores := describe_streams(results)) else {}),
         "seconds": results.seconds,  # of this run, without what it reused
         "ms_per_sample": time_samples(results),
         "passes": {name: [each["forward"], each["backward"]] for name, each in results.costs.items()},  # per sample

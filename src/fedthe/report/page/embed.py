@@ -12,7 +12,7 @@ from typing import Any
 
 from ...names import OURS, name_method
 from ...study.draw import METHOD_COLOURS, OTHER_COLOURS, colour_of, describe_settings, look_up
-from ...study.draw_streams import pick_best, pick_streams
+from ...study.draw_streams import look_up_phases, pick_best, pick_streams
 from ...study.tables import SEVERITY
 from ..compare import compare_all
 from ..data import Losses, Page, Shown
@@ -65,9 +65,7 @@ def _pick_run(shown: Shown) -> dict[str, Any]:
         "curves": {m: {t: asdict(curve) for t, curve in tests.items()} for m, tests in shown.curves.items()},
         "examples": [asdict(example) for example in shown.examples],
         "streams": {
-            test: pick_streams(stream.curves) | {"first": pick_best(stream.curves)}
-            for test, stream in shown.streams.items()
-            if stream.curves
+            test: _dress_stream(pick_streams(stream.curves)) for test, stream in shown.streams.items() if stream.curves
         },
     }
 
@@ -120,12 +118,25 @@ def is_drawn(record: Mapping[str, Any]) -> bool:
 
 
 def _pick_figure(record: Mapping[str, Any]) -> dict[str, Any]:
-    methods: Iterable[str] = record["data"].get("curves", ("fedthe",))  # the other figures are about FedTHE
+    data = record["data"]
+    methods: Iterable[str] = data.get("curves", ("fedthe",))  # the other figures are about FedTHE
+    if "streams" in data:
+        methods = dict.fromkeys(method for stream in data["streams"].values() for method in stream["curves"])
+        data = {"streams": {test: _dress_stream(stream) for test, stream in data["streams"].items()}}
     return {
         "id": record["id"],
         "title": tidy(record["title"]),
         "settings": tidy(describe_settings(record["config"])),
         "tests": _look_up_tests(record["tests"]),
         "methods": _look_up_methods({method: name_method(method) for method in methods}),
-        "data": record["data"],
+        "data": data,
     }
+
+
+def _dress_stream(stream: Mapping[str, Any]) -> dict[str, Any]:
+    """With the looks of its phases, and the methods that are shown first."""
+    phases = {
+        phase: look | {"name": tidy(look["name"])}
+        for phase, look in look_up_phases([phase for *_, phase in stream["bands"]]).items()
+    }
+    return {**stream, "phases": phases, "first": pick_best(stream["curves"])}

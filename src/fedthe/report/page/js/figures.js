@@ -1,5 +1,5 @@
 const { fillFigures } = (() => {
-  const FIGURES = { "alpha-beta": addAlphaBeta, "interpolation-": addInterpolation, "curves-": addFigureCurves };
+  const FIGURES = { "alpha-beta": addAlphaBeta, "interpolation-": addInterpolation, "curves-": addFigureCurves, streams: addFigureStreams };
 
   function fillFigures(body) {
     for (const figure of DATA.figures) {
@@ -12,6 +12,15 @@ const { fillFigures } = (() => {
 
   function addFigureCurves({ methods, tests, data: { curves, rounds } }, place) {
     addCurves(place, methods, tests, (id, test) => (curves[id]?.[test] ? { rounds, ...curves[id][test] } : undefined));
+  }
+
+  function addFigureStreams({ methods, tests, data: { streams } }, place) {
+    for (const [test, stream] of Object.entries(streams)) {
+      const name = tests[test]?.name ?? test;
+      const inside = make("div");
+      place.append(make("h4", {}, name), inside);
+      addStream(inside, methods, name, stream);
+    }
   }
 
   function addAlphaBeta({ methods, tests, data: { alpha, beta, accuracy } }, place) {

@@ -1,4 +1,4 @@
-const { fillStreams } = (() => {
+const { fillStreams, addStream } = (() => {
   const WIDE = 7; // pixels per letter of a label
 
   // The tables are on the page; charts go above them.
@@ -53,5 +53,5 @@ const { fillStreams } = (() => {
       ]));
   }
 
-  return { fillStreams };
+  return { fillStreams, addStream };
 })();
