@@ -66,7 +66,7 @@ def draw_clients(federation: Federation, path: Path) -> None:
 
 
 def draw_tests(federation: Federation, path: Path, client: int | None = None) -> None:
-    """One client's first samples under every test distribution, each with its class (and its corruption)."""
+    """Samples of one client under every test distribution, each with its class (and its corruption)."""
     from matplotlib.figure import Figure
 
     k = pick_client(federation) if client is None else client
@@ -74,7 +74,9 @@ def draw_tests(federation: Federation, path: Path, client: int | None = None) ->
     figure = Figure(figsize=(1.6 + 0.92 * COLUMNS, 0.5 + 1.24 * len(tests)), layout="constrained")
     grid = figure.subplots(len(tests), COLUMNS, squeeze=False)
     for cells, (name, stream) in zip(grid, tests.items(), strict=True):
-        shown = stream.first(COLUMNS)
+        # of a stream in time, samples from its beginning to its end
+        last = len(stream) - 1 if name in federation.streams else min(len(stream), COLUMNS) - 1
+        shown = stream.take(np.unique(np.linspace(0, last, COLUMNS).round().astype(int)))
         images, captions = federation.inputs(shown), _caption(federation, shown)
         label = f"{title_of(name, federation)}\n({len(stream)})"
         cells[0].set_ylabel(label, rotation=0, ha="right", va="center", fontsize=9, parse_math=False)

@@ -55,7 +55,7 @@ def test_a_small_dirichlet_value_means_few_classes_and_a_large_one_means_all_ali
 def test_dirichlet_shares_have_the_right_moments():
     """Every member's mean 1/m and variance (1/m)(1-1/m)/(m a + 1) of a symmetric Dirichlet(a) over m members."""
     for a, m in ((0.1, 5), (1.0, 10), (10.0, 4)):
-        shares = np.concatenate([part._draw_shares(10, m, a, (seed, 5), 0) for seed in range(400)])
+        shares = np.concatenate([part.draw_shares(10, m, a, (seed, 5), 0) for seed in range(400)])
         assert np.allclose(shares.sum(1), 1)
         assert shares.mean(axis=0) == pytest.approx(np.full(m, 1 / m), rel=0.15)
         assert shares.var(axis=0).mean() == pytest.approx((1 / m) * (1 - 1 / m) / (m * a + 1), rel=0.1)
@@ -67,7 +67,7 @@ def test_drawn_counts_equal_a_literal_dealing():
     for capped in (True, False):
         counts = part._draw_counts(totals, members, 0.5, key, least=0, capped=capped)
         present = [c for c, total in enumerate(totals) if total]
-        shares = dict(zip(present, part._draw_shares(len(present), members, 0.5, key, 0), strict=True))
+        shares = dict(zip(present, part.draw_shares(len(present), members, 0.5, key, 0), strict=True))
         hands = [[] for _ in range(members)]
         for c in present:
             total, mean = totals[c], totals.sum() / members

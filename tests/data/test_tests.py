@@ -6,6 +6,7 @@ from itertools import groupby
 
 import numpy as np
 import pytest
+import torch
 
 import oracles_streams as literal
 from fedthe.config import Config, make_config, read_config, read_words
@@ -18,6 +19,9 @@ from fedthe.data.tests import STANDARD, TESTS
 from fedthe.data.unknown import set_aside
 from fedthe.engine.visit import Answered
 from fedthe.experiment.work import score
+from fedthe.methods.base import Answers
+from fedthe.methods.checks import check_answers
+from fedthe.methods.predictor import Forward
 from fedthe.names import STREAM_NAMES, TEST_NAMES
 from fedthe.statistics import area_under_roc
 from helpers import fails, make_pool
@@ -205,19 +209,18 @@ def test_holdings_lose_the_unknown_class_too():
     (x, y), rows = night[0], without.clients[0].tests["night"]
     assert (without.natural["night"].x[rows] == x[y != 2]).all()
     assert set_aside(without, "2") is without
+    fails(lambda: set_aside(without, "1"), "2 is set aside already")
     federation = build(dataset, Settings(3, partition="given", unknown="2", tests=("open_set", "switch10")))
     assert len(federation.tests["open_set"][0]) == 2 * len(federation.clients[0].test)
 
 
 def test_pixels_of_other_kinds_and_severities():
-    from torch import from_numpy
-
     federation = make("gradual", "recurring")
     stream = federation.tests["gradual"][1]
     images = federation.inputs(stream)
     for i in (0, len(stream) // 2, len(stream) - 1):
         row, kind, severity = stream.rows[i : i + 1], CORRUPTIONS[stream.kind[i]], int(stream.severity[i])
-        (wanted,) = corrupt(from_numpy(federation.pool.x[row]), kind, severity, from_numpy(row), 0).numpy()
+        (wanted,) = corrupt(torch.from_numpy(federation.pool.x[row]), kind, severity, torch.from_numpy(row), 0).numpy()
         assert (images[i] == wanted).all()
     part = stream.take(np.array([5, 3]))
     assert (federation.inputs(part) == images[[5, 3]]).all()
@@ -357,3 +360,9 @@ def test_open_set_scores_count_known_samples_and_rank_the_unknown():
     assert scores.auroc == pytest.approx(np.mean(pairs), abs=1e-3)
     assert area_under_roc(np.array([2.0, 3.0]), np.array([1.0, 2.0])) == 0.875
     assert score(Answered(logits[known], {}, 1.0), labels[known], (0, "x")).auroc is None
+
+
+@pytest.mark.parametrize("column", ["segment", "origin", "kind", "severity"])
+def test_columns_of_streams_are_not_a_predictors_to_give(column):
+    answers = Answers(torch.zeros(2, 3), {column: torch.zeros(2)})
+    fails(lambda: check_answers(Forward(), {}, (answers, {}), 2, 3), f"info['{column}']", "choose another")

@@ -38,7 +38,10 @@ def score_heads(samples: Samples, tests: Sequence[str], clients: int) -> dict[st
 
 
 def _rate(answers: np.ndarray | None, labels: np.ndarray | None) -> float | None:
-    return None if answers is None or labels is None else round(100 * float((answers == labels).mean()), 3)
+    """Of the samples whose class clients hold."""
+    if answers is None or labels is None:
+        return None
+    return round(100 * float((answers == labels)[labels >= 0].mean()), 3)
 
 
 def spread_weights(seeds: Sequence[Samples]) -> dict[str, Weights]:
@@ -72,7 +75,7 @@ def pick_examples(results: Results, samples: Mapping[tuple[str, int], Samples]) 
             for i in range(EXAMPLES)  # the first of each client before the second of any
             for k in range(results.config.client_count)
             if i < min(len(images.get(f"{test}/{k}", ())), len(judge.get(f"{test}/{k}/label", ())))
-            if f"{test}/{k}/right" in judge
+            if f"{test}/{k}/right" in judge and judge[f"{test}/{k}/label"][i] >= 0
         ]
         right = [(k, i) for k, i in places if judge[f"{test}/{k}/right"][i]]
         wrong = [place for place in places if place not in right]
