@@ -35,17 +35,8 @@ Swept: TypeAlias = Mapping[str, Any]  # by key, or by method and key: a list of 
 FORMAT = 1
 # Settings that are lists already, or change no number.
 UNSWEPT = (
-    "name",
-    "out",
-    "methods",
-    "seeds",
-    "tests",
-    "curve",
-    "keep",
-    "hyper",
-    "streams",
-    "threads",
-    "checkpoint_seconds",
+    *("name", "out", "methods", "seeds", "tests", "curve", "keep", "hyper", "streams"),
+    *("threads", "checkpoint_seconds"),
 )
 
 
