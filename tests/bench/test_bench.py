@@ -48,6 +48,7 @@ ROWS = (
     "round, ResNet20-GN",
     "round, CCT4",
     "FedTHE, per sample",
+    "FedTHE, regime filter, per sample",
     "FedTHE+, per sample",
     "MEMO (P), per sample",
     "TTT, per sample",

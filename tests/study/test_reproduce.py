@@ -21,7 +21,7 @@ from fedthe.report.read import check_record
 from fedthe.study.bill import Bill, bill_tables
 from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
-from fedthe.study.tables import find_table, load_tables, pick_tables, plan_cases
+from fedthe.study.tables import OWN_TABLES, find_table, load_tables, pick_tables, plan_cases
 from helpers import count_loads
 
 SMALL = {"clients": 3, "rounds": 1, "local_epochs": 1, "samples": 5, "seeds": [0, 1], "train_fraction": 0.5}
@@ -223,7 +223,7 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert "corr. ooc" in other.out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/paper/trainings").iterdir()} == trained
     listed = json.loads(fedthe("table", "--json").out)
-    assert len(listed) == 37 + 4  # and ours
+    assert len(listed) == 37 + len(OWN_TABLES)
     assert "main-dir0.1" in fedthe("table").out
     plan = json.loads(fedthe("table", "--all", "--plan", "--json").out)
     assert list(plan) == list(listed)[:37]

@@ -33,7 +33,8 @@ DEMO = {
     "crop": 2,
     "lr": 0.1,
     "momentum": 0.5,
-    "samples": 16,
+    "methods": ["fedavg", "fedavg_ft", "fedthe", "fedthe_regime"],
+    "samples": 100,
 }
 
 
@@ -41,7 +42,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the run.")] = Path("demo"),
     as_json: Json = False,
 ) -> None:
-    """Train FedAvg, FedAvg+FT, FedTHE and FedTHE+ on embedded data, and test them under every shift."""
+    """Train FedAvg, FedAvg+FT and FedTHE on embedded data, and test them and the regime filter under every shift."""
     from ..config import make_config
     from ..experiment.run import run_prepared
     from ..experiment.work import prepare
@@ -57,7 +58,8 @@ def demo(
     if not as_json:
         print_rich(
             "FedAvg+FT does well on its own client's data (original) and fails on other clients' (ooc); FedAvg does "
-            "about as well on both. FedTHE weights a personal and a global head for each sample, without labels."
+            "about as well on both. FedTHE weights a personal and a global head for each sample, without labels; the "
+            "regime filter (fedthe_regime) does so by Bayes' rule, and follows the stream."
         )
 
 
