@@ -1,7 +1,10 @@
 """The regime filter, judged by a literal version in plain Python."""
 
-from dataclasses import fields
+import re
+from dataclasses import fields, replace
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedthe
+from fedthe import tree
+from fedthe.data import load_dataset
+from fedthe.data.plan import Settings, build
+from fedthe.data.pool import Dataset, Pool
+from fedthe.engine.evaluate import make_samples
+from fedthe.engine.fit import Optimizer
+from fedthe.engine.loop import Loop
+from fedthe.engine.shards import Shards
+from fedthe.engine.train import deploy_some, train
+from fedthe.engine.visit import Run, Training
 from fedthe.errors import InputError
-from fedthe.methods import regime
+from fedthe.methods import METHODS, compose, regime
+from fedthe.methods.memo import Memo
 from fedthe.methods.regime import Regimes, regime_ensemble
+from fedthe.methods.regime_filter import RegimeFilter
 from fedthe.methods.scans import filter_forward
+from fedthe.methods.two_heads import heads
 from fedthe.methods.views import Views
+from fedthe.nets import CNN
+from fedthe.types import scale
 from oracles_regime import best_temperature, regime_stream
 
 COUNTS = [300.0, 5.0, 80.0, 0.0, 0.0]
@@ -293,5 +311,120 @@ def test_views_show_the_image_its_mirror_image_and_shifts():
             Views(**wrong)
 
 
+def test_the_numpy_version_of_the_docs_gives_the_same():
+    page = (Path(__file__).parents[2] / "docs/research.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def regime_filter" in block)
+    names = {}
+    exec(code, names)
+    stream = make_stream(80)
+    found = list(names["regime_filter"](*(each.numpy() for each in stream), np.array(COUNTS)))
+    wanted = regime_ensemble(*stream, torch.tensor(COUNTS, dtype=torch.float64))
+    assert np.array([p for p, _ in found]) == pytest.approx(wanted.probabilities.numpy(), abs=1e-12)
+    assert np.array([q for _, q in found]) == pytest.approx(wanted.own.numpy(), abs=1e-12)
+
+
 def test_it_is_public():
     assert fedthe.regime_ensemble is regime_ensemble
+
+
+# the predictor, on a client that was trained
+
+
+@cache
+def deploy():
+    """The first client of a small federation after FedTHE's training: its method, state and shard, and 40 samples."""
+    pool = load_dataset("glyphs", size=16).pool
+    few = Pool("few glyphs", pool.x[:600], pool.labels[:600], pool.classes)
+    federation = build(Dataset(few), Settings(clients=2, dirichlet=0.1))
+    method = compose(CNN(10, size=16), METHODS["fedthe_regime"])
+    optimizer = Optimizer(lr=0.05, momentum=0.9)
+    settings = Training(rounds=3, local_epochs=2, batch=32, crop=0, flip=False, optimizer=optimizer)
+    shards = Shards(federation)
+    reached = train(method.training, shards, settings, seed=0)
+    mine = tree.take(deploy_some(method, Run(0, shards), settings, reached, Loop(), [0]), 0)
+    x = np.concatenate([federation.inputs(federation.tests[test][0])[:20] for test in ("original", "ooc")])
+    return method, mine, shards[0], x
+
+
+def answer(predictor, chunk=40):
+    method, mine, shard, x = deploy()
+    method = replace(method, predictor=predictor)
+    state, found = predictor.start(method, mine, shard), []
+    for first in range(0, len(x), chunk):
+        part = torch.from_numpy(x[first : first + chunk])
+        samples = make_samples(method, part, (0, "test", first))
+        said, state = method.answer(mine, state, samples)
+        found.append(said)
+    return torch.cat([each.logits for each in found]), {
+        name: torch.cat([each.info[name] for each in found]) for name in found[0].info
+    }
+
+
+def look(params, x):
+    return [each.double() for each in heads(CNN(10, size=16), params, x)[1:]]
+
+
+@pytest.mark.parametrize("chunk", [40, 1, 7])
+def test_the_predictor_is_the_filter_with_fitted_temperatures(chunk):
+    _, mine, shard, x = deploy()
+    grid = list(np.geomspace(0.3, 6, 40))
+    on_val = look(mine, scale(shard.val_x))
+    temperatures = [best_temperature(z.tolist(), shard.val_labels.tolist(), grid) for z in on_val]
+    assert len(set(temperatures)) == 2
+    of_global, of_local = look(mine, scale(torch.from_numpy(x)))
+    p, q, _ = ask_literally(of_global, of_local, shard.counts.tolist(), temperatures=temperatures)
+    logits, info = answer(RegimeFilter(), chunk)
+    assert (logits.double().softmax(-1) - p).abs().max() < 1e-4  # the grid is in float64 here, the network in float32
+    assert (1 - info["e"] - q).abs().max() < 1e-4
+    assert torch.equal(info["global"].long(), of_global.argmax(-1))
+    p, _, _ = ask_literally(of_global, of_local, shard.counts.tolist())
+    assert (answer(RegimeFilter(calibrate=False), chunk)[0].double().softmax(-1) - p).abs().max() < 1e-5
+
+
+def test_views_average_the_heads_before_the_filter():
+    _, mine, shard, x = deploy()
+    seen = scale(torch.from_numpy(x))
+    of_heads = [(a + b) / 2 for a, b in zip(look(mine, seen), look(mine, seen.flip(-1)), strict=True)]
+    p, _, _ = ask_literally(*of_heads, shard.counts.tolist())
+    found, _ = answer(RegimeFilter(calibrate=False, then=Views()))
+    assert (found.double().softmax(-1) - p).abs().max() < 1e-5
+    assert RegimeFilter(then=Views(shift=2)).passes == (10, 0)
+
+
+def test_memo_tunes_for_the_fixed_weights_of_the_filter():
+    """A literal version: plain SGD on the marginal entropy of a sample's views, with own, recent and ratio fixed."""
+    method, mine, shard, x = deploy()
+    predictor = RegimeFilter(calibrate=False, then=Memo(views=3, steps=2, lr=0.05))
+    tuned = replace(method, predictor=predictor)
+    state = predictor.start(tuned, mine, shard)
+    samples = make_samples(tuned, torch.from_numpy(x[:3]), (0, "memo"))
+    said, _ = tuned.answer(mine, state, samples)
+    mix = regime.find_mix(shard.counts.double(), 1 / 150)
+    alone = regime.answer_alone(*look(mine, scale(torch.from_numpy(x[:3]))), mix, Regimes())
+    weights, _ = regime.follow(alone, mix, regime.begin(mix, Regimes()), Regimes())
+    for i in range(3):
+        of_sample = regime.Weights(*(each[i : i + 1] for each in weights))
+        params = tree.map_leaves(lambda leaf: leaf.clone().requires_grad_(), mine)
+        leaves = [leaf for name, leaf in tree.flatten(params).items() if "descriptor" not in name]
+
+        def ask(x, params=params, of_sample=of_sample):
+            return regime.combine(regime.answer_alone(*look(params, x), mix, Regimes()), of_sample)
+
+        for seen in samples.views(torch.tensor([i]))[0]:
+            mean = ask(seen).mean(0)
+            gradients = torch.autograd.grad(-(mean * mean.log()).sum(), leaves)
+            with torch.no_grad():
+                for leaf, gradient in zip(leaves, gradients, strict=True):
+                    leaf -= 0.05 * gradient
+        wanted = ask(scale(torch.from_numpy(x[i : i + 1]))).detach()
+        assert (said.logits[i].double().softmax(-1) - wanted[0]).abs().max() < 1e-5
+        assert (wanted[0] - regime.combine(alone, weights)[i]).abs().max() > 1e-4  # tuning matters
+    assert predictor.passes == (8, 6)
+
+
+def test_a_client_without_labels_follows_the_stream():
+    method, mine, shard, _ = deploy()
+    nobody = shard._replace(counts=torch.zeros(10), val_real=torch.zeros_like(shard.val_real))
+    state = RegimeFilter().start(method, mine, nobody)
+    assert state["temperatures"].tolist() == [1, 1]
+    assert state["own"].numpy() == pytest.approx(np.full(10, 0.1))
