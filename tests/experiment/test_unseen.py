@@ -21,7 +21,7 @@ from fedthe.experiment.samples import read_samples
 from fedthe.methods import METHODS, compose
 from fedthe.methods.two_heads import mean_feature
 from helpers import fails
-from trained_methods import NET, SETTINGS, make_federation
+from trained_methods import NET, SETTINGS, make_federation, net_for
 
 UNSEEN = 1
 FEDTHE = compose(NET, METHODS["fedthe"])
@@ -101,7 +101,7 @@ def test_hidden_labels_are_not_there():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_joins_without_labels_or_says_that_it_needs_them(name):
-    method, shards = compose(NET, METHODS[name]), make_shards()
+    method, shards = compose(net_for(name), METHODS[name]), make_shards()
     progress = start(method, len(shards), 0)
     deployed = deploy_unlabeled(method, Run(0, shards, unseen=(UNSEEN,)), progress, [UNSEEN])
     if deployed is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
@@ -128,7 +129,10 @@ def world():
     shards, method = make_data()[0], compose(NET, FineTune())
     states = deploy_some(method, Run(0, shards), SETTINGS, trained(method.training), Loop(), range(3))
     federation = make_federation()
-    images = [federation.inputs(stream) for stream in federation.tests["mixture"]]
+    images = [
+        np.concatenate([federation.inputs(federation.tests[test][k]) for test in ("original", "ooc", "mixture")])
+        for k in range(3)
+    ]
     parts = enumerate(zip(ROWS, LENGTHS, strict=True))
     questions = [Question(row, images[row][i : i + n], (0, "test", i)) for i, (row, n) in parts]
     assert [len(asked.x) for asked in questions] == list(LENGTHS)

@@ -8,12 +8,14 @@ import pytest
 from fedthe.data.plan import Settings, build
 from fedthe.errors import InputError
 from fedthe.methods import METHODS
-from fedthe.methods.make import make_methods
+from fedthe.methods.make import make_methods, methods_for
+from fedthe.nets.cnn import CNN
 from fedthe.nets.make import make_net
 from fedthe.study.reproduce import restate_deviations
 from fedthe.study.show import lay_out
 from fedthe.study.tables import (
     AVERAGE,
+    NEED_NORMS,
     OWN_TABLES,
     PAPERS_MAIN,
     fill_table,
@@ -46,7 +48,9 @@ def test_main_tables_and_others_have_every_method_once_between_them():
     assert set(PAPERS_MAIN) == find_table("main-dir0.1").rows.keys() == find_table("main-dir1").rows.keys()
     for name in ("dir0.1", "dir1", "dir10"):
         main, others = find_table(f"main-{name}"), find_table(f"others-{name}")
-        assert {*main.rows, *others.rows} | {"knn_per"} == METHODS.keys()  # the paper has no kNN-Per at Dir(10)
+        lacking = {"knn_per", *NEED_NORMS}  # the paper has no kNN-Per at Dir(10)
+        assert {*main.rows, *others.rows} | lacking == METHODS.keys()
+        assert set(methods_for(CNN(10))) == METHODS.keys() - set(NEED_NORMS)
         assert not main.rows.keys() & others.rows.keys()
         (one,), (other,) = plan_cases(main), plan_cases(others)
         assert other.config == replace(one.config, methods=other.config.methods)  # so they make one leaderboard

@@ -1,5 +1,5 @@
-"""The regime filter on FedTHE's two heads: for every sample, the probability that it is from the client's own mix of
-classes, by Bayes' rule instead of a search (see `regime.py` and docs/research.md)."""
+"""The regime filter on the two heads of FedTHE (https://arxiv.org/abs/2205.10920): for every sample, the probability
+that it is from the client's own mix of classes, by Bayes' rule instead of a search."""
 
 from __future__ import annotations
 

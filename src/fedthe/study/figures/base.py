@@ -20,6 +20,7 @@ from ...experiment.training import Deployed
 from ...experiment.work import prepare
 
 BASELINE = "fedavg_ft"  # gains are relative to it
+PAPERS_OWN = ("fedthe", "fedthe_plus")  # the methods of the paper
 PAPER: dict[str, Any] = {
     "name": "figures",  # one folder for all of them, so that they share trainings
     "dataset": "cifar10",

@@ -9,9 +9,8 @@ from typing import Any
 from ...config import Config
 from ...data.pool import Dataset
 from ...errors import InputError
-from ...names import OURS
 from .. import draw
-from .base import BASELINE, PAPER, Figure, run_whole
+from .base import BASELINE, PAPER, PAPERS_OWN, Figure, run_whole
 
 POINTS = 10  # of a curve
 
@@ -45,8 +44,8 @@ def compare_speed(rounds: Sequence[int], curves: Mapping[str, Sequence[float]]) 
     the curve, so the rounds may be fewer and the ratio greater. Rounds and ratio are None if ours never reaches it.
     """
     speed: dict[str, dict[str, Any]] = {}
-    for ours in (method for method in OURS if method in curves):
-        for baseline in (method for method in curves if method not in OURS):
+    for ours in (method for method in PAPERS_OWN if method in curves):
+        for baseline in (method for method in curves if method not in PAPERS_OWN):
             target = curves[baseline][-1]
             needs, other = reach(rounds, curves[ours], target), reach(rounds, curves[baseline], target)
             speed.setdefault(ours, {})[baseline] = {
@@ -71,7 +70,7 @@ def reach(rounds: Sequence[int], curve: Sequence[float], target: float) -> float
 
 
 def _plan(title: str, **settings: Any) -> Figure:
-    methods = ["fedavg", BASELINE, "memo_p", "t3a", "fedrod", *OURS]
+    methods = ["fedavg", BASELINE, "memo_p", "t3a", "fedrod", *PAPERS_OWN]
     return Figure(title, PAPER | {"methods": methods} | settings, measure, draw.draw_curves, fixed=False)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from ...config import Config
 from ...data.pool import Dataset
 from ...errors import InputError
-from ...names import METHOD_NAMES, OURS
+from ...names import METHOD_NAMES
 from .. import draw
-from .base import BASELINE, PAPER, Figure, average, run_whole
+from .base import BASELINE, PAPER, PAPERS_OWN, Figure, average, run_whole
 
 
 def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
 
 FIGURE = Figure(
     f"Accuracy gain over {METHOD_NAMES[BASELINE]}",
-    PAPER | {"methods": [BASELINE, "memo_p", "t3a", "fedrod", "fedrep", *OURS]},
+    PAPER | {"methods": [BASELINE, "memo_p", "t3a", "fedrod", "fedrep", *PAPERS_OWN]},
     measure,
     draw.draw_gains,
     fixed=False,
