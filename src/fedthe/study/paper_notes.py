@@ -1,4 +1,4 @@
-"""What else our records say of the paper's numbers: sentences for the page on the reproduction, with the numbers computed."""
+"""What else our records say of the paper's numbers: sentences for a page, with the numbers computed."""
 
 from __future__ import annotations
 

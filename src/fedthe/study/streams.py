@@ -11,7 +11,10 @@ from ..timeline import WORST
 
 NOTHING = "-"
 TITLE = f"{NET_NAMES['cnn']} on CIFAR-10, Dir(0.1): streams in time"
-METHODS = ("fedavg", "fedavg_ft", "fedrod", "t3a", "memo_p", "ttt", "fedthe", "fedthe_plus")
+METHODS = (
+    *("fedavg", "fedavg_ft", "fedrod", "t3a", "memo_p", "ttt", "lame", "em", "bbse", "fmapls"),
+    *("fedthe", "fedthe_plus", "fedthe_regime"),
+)
 STREAMS = ("correlated", "ooc_correlated", "switch10", "switch50", "switch100", "gradual", "recurring", "late")
 SHORT = {
     "correlated": "correl.",

@@ -16,7 +16,7 @@ from ..names import METHOD_NAMES, NET_NAMES
 from ..nets.make import MODELS
 from ..specs import parse_spec
 from ..text import find_nearest
-from . import streams
+from . import judged, streams
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
@@ -81,6 +81,16 @@ OWN_TABLES = {
         "streams", streams.TITLE, streams.SETTING, streams.STREAMS, {method: {} for method in streams.METHODS}
     ),
     **{table.id: table for table in map(_make_others, (0.1, 1.0, 10.0))},
+    **{
+        id: Table(
+            id,
+            judged.title_of(setting),
+            setting,
+            tuple(test for test in judged.TESTS if test != "natural" or setting["dataset"] == "cifar10"),
+            {method: {} for method in judged.METHODS},
+        )
+        for id, setting in judged.SETTINGS.items()
+    },
 }
 
 
@@ -137,7 +147,9 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
 
 
 def pick_seeds(table: Table) -> list[int]:
-    """The paper's three; eight where clients are drawn anew and most claims are judged."""
+    """The paper's three; eight where clients are drawn anew and most claims are judged; new ones for the filter."""
+    if table.id in judged.SETTINGS:
+        return list(judged.SEEDS)
     many = table.id.startswith(("main-", "others-", "corrupted-ooc-cnn-"))
     return list(MORE_SEEDS if many else SEEDS)
 

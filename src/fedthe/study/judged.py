@@ -1,0 +1,44 @@
+"""Our tables of the regime filter, on seeds that nobody looked at while its settings were chosen (0, 1 and 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..names import NET_NAMES
+
+SEEDS = tuple(range(31, 39))
+TESTS = ("original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc")
+# on FedTHE's training alone, so that nothing else is trained
+METHODS = (
+    "fedthe",
+    "fedthe_plus",
+    "logit_adjust",
+    "em",
+    "bbse",
+    "fmapls",
+    "fedthe_regime",
+    "regime_mirror",
+    "regime_memo",
+)
+CNN = {"dataset": "cifar10", "model": "cnn", "clients": 20, "dirichlet": 0.1, "rounds": 100, "participation": 1.0}
+TINY = {"dataset": "tiny_imagenet", "size": 32, "model": "resnet20_gn x4", "dirichlet": 1.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "regime-dir0.1": CNN,
+    "regime-dir1": CNN | {"dirichlet": 1.0},
+    "regime-dir10": CNN | {"dirichlet": 10.0},
+    "regime-resnet20gn": CNN | {"model": "resnet20_gn", "dirichlet": 1.0},
+    "regime-cct4": CNN | {"model": "cct4", "dirichlet": 1.0},
+    "regime-clients100": CNN | {"clients": 100},
+    "regime-participation0.1": CNN | {"participation": 0.1},
+    "regime-tiny-imagenet-20": CNN | TINY,
+}
+
+
+def title_of(setting: dict[str, Any]) -> str:
+    """What a reader must know of the setting, after what is the same in all."""
+    net = NET_NAMES[setting["model"].partition(" ")[0]]
+    data = "20 classes of Tiny-ImageNet" if setting["dataset"] == "tiny_imagenet" else "CIFAR-10"
+    parts = [f"The regime filter on new seeds: {net} on {data}", f"Dir({setting['dirichlet']:.1f})"]
+    parts += [f"{setting['clients']} clients"] if setting["clients"] != 20 else []
+    parts += [f"{setting['participation']:.0%} of them in a round"] if setting["participation"] < 1 else []
+    return ", ".join(parts)
