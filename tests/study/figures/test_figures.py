@@ -16,6 +16,7 @@ from fedthe.data import load_dataset
 from fedthe.engine.loop import Loop
 from fedthe.errors import Failed, InputError
 from fedthe.experiment.training import deploy_all
+from fedthe.methods.two_heads import heads
 from fedthe.study.figures import FIGURES, draw_figure, features, find_figure, measure_figure, probing
 from fedthe.study.figures.base import restate_figure
 from fedthe.study.figures.curves import compare_speed, pick_rounds
@@ -287,6 +288,27 @@ def test_weights_are_those_of_the_samples(small, tmp_path):
             assert each["mean"] == pytest.approx(values.mean(), abs=1e-6)
             assert (each["density"] * wide)[:20].sum() == pytest.approx((values < 0.5).mean(), abs=1e-9)
     assert data["weights"]["fedthe"] != data["weights"]["ablation_11"]
+
+
+def test_the_variants_of_the_regime_filter_are_what_they_say(small, tmp_path):
+    data = small.measure("regime")["data"]
+    alone = small.run(methods=["fedthe_regime", "regime_mirror"], out=str(tmp_path / "run")).table()
+    for test in TESTS:
+        assert data["accuracy"]["the filter"][test]["mean"] == pytest.approx(alone["fedthe_regime"][test])
+        assert data["accuracy"]["2 views: mirror image"][test]["mean"] == pytest.approx(alone["regime_mirror"][test])
+    deployed = list(small.deploy("fedthe"))
+    of_global = {}
+    for each in deployed:  # told that no sample is its own, a client answers by its global head
+        method = each.method
+        for test, k, images, labels in each.streams():
+            mine = tree.take(each.states, k)
+            x = scale(torch.from_numpy(images[:SAMPLES]))
+            right = heads(method.net, mine, x)[1].argmax(-1).numpy() == labels[:SAMPLES]
+            of_global.setdefault(test, {}).setdefault(each.seed, []).append(100 * right.mean())
+    for test, seeds in of_global.items():
+        wanted = np.mean([np.mean(clients) for clients in seeds.values()])
+        assert data["accuracy"]["told: none is own"][test]["mean"] == pytest.approx(wanted)
+    assert data["passes"]["10 views: and shifts"] == [10, 0]
 
 
 def test_features_follow_the_recurrence(small):
