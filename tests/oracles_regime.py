@@ -19,7 +19,7 @@ def regime_stream(
     leave=0.01,
     trust=0.6,
     personal=0.4,
-    smooth=1 / 150,
+    smooth=1 / 16,
     recent=0.02,
     forget=0.2,
     regress=0.05,
@@ -29,8 +29,8 @@ def regime_stream(
     """Lists of logits in; (probabilities, own) for each sample, and the state after the last."""
     classes = range(len(counts))
     rows = sum(counts)
-    added = smooth * rows if rows else 1
-    mix = [(count + added) / (rows + added * len(counts)) for count in counts]
+    share = smooth if rows else 1
+    mix = [(1 - share) * count / (rows or 1) + share / len(counts) for count in counts]
     if state is None:
         share = sum(w * s for w, s in zip(start, own, strict=True))
         expected = [share * mix[y] + (1 - share) / len(counts) for y in classes]

@@ -218,7 +218,8 @@ def read_words(words: Iterable[str], values: Mapping[str, Any] | None = None) ->
         if not equals:
             raise InputError(f"{quote(word)} is not a setting; write key=value, such as rounds=10.")
         if key.startswith("hyper."):
-            _put_hyper(values, key, guess_value(value))
+            guessed = [guess_value(part) for part in value.split(",")]
+            _put_hyper(values, key, guessed if len(guessed) > 1 else guessed[0])
         elif key.startswith("streams."):
             streams = convert("streams", values.get("streams", {}), *_hint("streams"))
             values["streams"] = streams | {key.removeprefix("streams."): value}

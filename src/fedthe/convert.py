@@ -100,10 +100,12 @@ def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[s
             flat |= {f"{name}.{rest}": each for rest, each in _flatten(whole, value, depth - 1).items()}
         elif isinstance(value, str):
             flat[name] = _check_text(clean(whole), value)
+        elif isinstance(value, list | tuple):
+            flat[name] = [_check_number(clean(whole), each) for each in value]
         elif isinstance(value, int | float):
             flat[name] = value if isinstance(value, bool) else _check_number(clean(whole), value)
         else:
-            raise InputError(f"{clean(whole)} must be a number, a word, true or false, not {quote(value)}.")
+            raise InputError(f"{clean(whole)} must be a number, numbers, a word, true or false, not {quote(value)}.")
     return flat
 
 

@@ -25,6 +25,7 @@ from fedthe.engine.train import deploy_some, train
 from fedthe.engine.visit import Run, Training
 from fedthe.errors import InputError
 from fedthe.methods import METHODS, compose, regime
+from fedthe.methods.label_shift import smooth_prior
 from fedthe.methods.memo import Memo
 from fedthe.methods.regime import Regimes, regime_ensemble
 from fedthe.methods.regime_filter import RegimeFilter
@@ -66,7 +67,7 @@ def ask_literally(of_global, of_local, counts=COUNTS, **settings):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 64, 65, 200])
 @pytest.mark.parametrize(
-    "settings", [{}, {"recent": 0.0}, {"leave": 0.0}, OTHERS], ids=["defaults", "r0", "l0", "others"]
+    "settings", [{}, {"recent": 0.0}, {"leave": 1e-6}, OTHERS], ids=["defaults", "r0", "l0", "others"]
 )
 def test_it_equals_the_literal_filter(n, settings):
     stream = make_stream(n)
@@ -141,8 +142,8 @@ def test_it_tells_the_clients_own_samples_from_everybodys_and_answers_better():
     assert found.own[50:200].mean() > 0.9
     assert found.own[250:].mean() < 0.25
     right = found.probabilities.argmax(-1).numpy() == labels
-    assert right.mean() > (logits.argmax(-1) == labels).mean() + 0.03
-    assert right.mean() > (local.argmax(-1) == labels).mean() + 0.03
+    assert right.mean() > (logits.argmax(-1) == labels).mean() + 0.02
+    assert right.mean() > (local.argmax(-1) == labels).mean() + 0.02
 
 
 def test_a_stream_sorted_by_class_is_followed():
@@ -168,15 +169,15 @@ def test_an_unknown_mix_is_learned_from_the_stream():
 
 
 def test_hand_worked_numbers():
-    """Two classes, ten rows of the first: mix (1 + 0.1) / 1.2 with smooth 0.1; p_g = (0.5, 0.5) is no evidence."""
-    settings = Regimes(own=(1.0,), start=(1.0,), smooth=0.1, recent=0.0, personal=0.0)
+    """Two classes, ten rows of the first: with smooth 0.2 the mix is (0.9, 0.1); p_g = (0.5, 0.5) is no evidence."""
+    settings = Regimes(own=(1.0,), start=(1.0,), smooth=0.2, recent=0.0, personal=0.0)
     found = regime_ensemble(np.zeros((1, 2)), np.zeros((1, 2)), np.array([10.0, 0.0]), settings=settings)
-    assert found.probabilities.numpy() == pytest.approx(np.array([[11 / 12, 1 / 12]]))
+    assert found.probabilities.numpy() == pytest.approx(np.array([[0.9, 0.1]]))
     # half of the samples are own: q = 1/2 without evidence, and the answer is half way to equal classes
-    settings = Regimes(own=(0.5,), start=(1.0,), smooth=0.1, recent=0.0, personal=0.0)
+    settings = Regimes(own=(0.5,), start=(1.0,), smooth=0.2, recent=0.0, personal=0.0)
     found = regime_ensemble(np.zeros((1, 2)), np.zeros((1, 2)), np.array([10.0, 0.0]), settings=settings)
     assert float(found.own[0]) == pytest.approx(0.5)
-    assert found.probabilities.numpy() == pytest.approx(np.array([[(11 / 12 + 1 / 2) / 2, (1 / 12 + 1 / 2) / 2]]))
+    assert found.probabilities.numpy() == pytest.approx(np.array([[0.7, 0.3]]))
 
 
 def test_the_forward_filter_is_bayes_rule_over_thousands_of_samples():
@@ -192,10 +193,51 @@ def test_the_forward_filter_is_bayes_rule_over_thousands_of_samples():
     assert (last - w).abs().max() < 1e-11
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"leave": 1e-6},
+        {"recent": 0.0},
+        {"recent": 1e-6, "leave": 1e-6, "trust": 1.0},
+        {"start": (1e-6, 1e-6, 1 - 2e-6), "leave": 1e-6, "trust": 1.0, "smooth": 1e-6},
+        {"regress": 1e-6, "forget": 1.0, "penalty": 1.0},
+        {"own": (1.0,), "start": (1.0,), "smooth": 1e-6, "trust": 1.0},
+        {"own": (0.0, 1.0), "start": (0.5, 0.5), "leave": 1e-6},
+    ],
+)
+def test_long_streams_of_certain_samples_underflow_nowhere(settings):
+    """Two thousand samples of held classes, then as many of others: whole and in chunks."""
+    labels = torch.cat([torch.arange(2000) % 2, 2 + torch.arange(2000) % 3])
+    counts = torch.tensor([100, 100, 0, 0, 0])
+    for size in (20.0, 1e4):
+        logits = size * torch.nn.functional.one_hot(labels, 5).double()
+        whole = regime_ensemble(logits, logits, counts, settings=Regimes(**settings))
+        assert whole.probabilities.isfinite().all()
+        state, parts = None, []
+        for part in logits.split(333):
+            found = regime_ensemble(part, part, counts, state=state, settings=Regimes(**settings))
+            state = found.state
+            parts.append(found.probabilities)
+        assert (torch.cat(parts) - whole.probabilities).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("classes", [3, 10, 100, 1000])
+def test_it_leaves_the_clients_own_mix_with_any_number_of_classes(classes):
+    """A hundred samples of the client's two classes, then thirty of others."""
+    labels = torch.cat([torch.arange(100) % 2, torch.full((30,), 2)])
+    logits = 10.0 * torch.nn.functional.one_hot(labels, classes).double()
+    logits[:, 2] += classes**0.5 / 10  # any difference between logits
+    counts = torch.zeros(classes)
+    counts[:2] = 100
+    own = regime_ensemble(logits, logits, counts).own
+    assert own[50:100].mean() > 0.9
+    assert own[110:].max() < 0.2
+
+
 @pytest.mark.parametrize("row", [0, 7, 19])
 def test_a_bad_row_does_not_reach_the_rows_before_it(row):
     of_global, of_local = make_stream(20)
-    mix = regime.find_mix(torch.tensor(COUNTS, dtype=torch.float64), 0.01)
+    mix = smooth_prior(torch.tensor(COUNTS), 0.01)
     settings = Regimes()
 
     def answer(z):
@@ -256,6 +298,9 @@ def test_what_cannot_be_filtered_is_refused_in_a_sentence():
         ("probabilities", (g, own, counts), {"state": state | {"regimes": torch.ones(3)}}),
         ("temperatures", (g, own, counts), {"temperatures": (1.0, 0.0)}),
         ("temperatures", (g, own, counts), {"temperatures": (1.0, float("nan"))}),
+        ("temperatures", (g, own, counts), {"temperatures": 2.0}),
+        ("temperatures", (g, own, counts), {"temperatures": (1.0, 1.0, 1.0)}),
+        ("Regimes", (g, own, counts), {"settings": 3}),
     ):
         with pytest.raises(InputError, match=match) as caught:
             regime_ensemble(*arguments, **settings)
@@ -271,6 +316,10 @@ def test_what_cannot_be_filtered_is_refused_in_a_sentence():
         {"own": ()},
         {"own": 0.5},
         {"leave": -0.1},
+        {"leave": 0.0},
+        {"regress": 0.0},
+        {"start": (0.0, 0.5, 0.5)},
+        {"recent": 1.0},
         {"trust": float("nan")},
         {"smooth": 0},
         {"penalty": 0.0},
@@ -399,7 +448,7 @@ def test_memo_tunes_for_the_fixed_weights_of_the_filter():
     state = predictor.start(tuned, mine, shard)
     samples = make_samples(tuned, torch.from_numpy(x[:3]), (0, "memo"))
     said, _ = tuned.answer(mine, state, samples)
-    mix = regime.find_mix(shard.counts.double(), 1 / 150)
+    mix = smooth_prior(shard.counts, 1 / 16)
     alone = regime.answer_alone(*look(mine, scale(torch.from_numpy(x[:3]))), mix, Regimes())
     weights, _ = regime.follow(alone, mix, regime.begin(mix, Regimes()), Regimes())
     for i in range(3):

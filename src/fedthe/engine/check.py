@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import tree
-from ..errors import Failed
+from ..errors import Failed, InputError
+from ..methods import METHODS
 from ..methods.base import Method, Samples
 from ..methods.checks import WrongMethod
 from ..methods.compose import Parts, Recipe, compose, describe
 from ..nets.net import PictureNet, Start, fan_in
 from ..store import content_hash
+from ..text import find_nearest
 from ..tree import Tree
 from ..types import Shard
 from .evaluate import check_columns, make_samples
@@ -32,12 +34,16 @@ SETTINGS = Training(rounds=2, local_epochs=1, batch=4, crop=1, optimizer=Optimiz
 NEAR = 1e-4  # engines add in different orders
 
 
-def check_method(recipe: Recipe) -> str:
+def check_method(recipe: Recipe | str) -> str:
     """What a method does, after two rounds of three clients, deployment and answers in both engines.
 
-    `recipe` is a part, its class, or a tuple of them, as in `METHODS`. Raises InputError with one sentence if something
-    is wrong.
+    `recipe` is a part, its class, or a tuple of them, as in `METHODS`, or the id of a method there. Raises InputError
+    with one sentence if something is wrong.
     """
+    if isinstance(recipe, str):
+        if recipe not in METHODS:
+            raise InputError(f"there is no method {recipe!r}; {find_nearest(recipe, METHODS)}")
+        recipe = METHODS[recipe]
     method = compose(_TinyNet(CLASSES, channels=1, size=SIZE), recipe)
     name = _name(method)
     try:

@@ -34,7 +34,8 @@ class AdaptationRates(Personal):
         return {"own_rates": tree.map_leaves(lambda leaf: leaf.new_zeros(()), params)}
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
-        pace = shard.counts.new_full((), self.rate_lr / fit.lr)  # so that a step of `fit` is one of `rate_lr`
+        # so that a step of `fit` is one of `rate_lr`; with a learning rate of 0 nothing is learned
+        pace = shard.counts.new_full((), self.rate_lr / fit.lr if fit.lr else 0.0)
         given = {"model": network(shared), "pace": pace}
         fitted = fit(self.loss, shared["rates"], given, weight_decay=0.0)
         return Fitted({"own_rates": fitted.params}, fitted.losses)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import InputError
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
-from .label_shift import SMOOTHING, adjust, global_logits, smooth_prior
+from .label_shift import SMOOTHING, global_logits, log, smooth_prior
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class LogitAdjust(Predictor):
             )
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        return {"prior": smooth_prior(shard.counts, self.smoothing) ** self.tau}
+        return {"shift": self.tau * log(smooth_prior(shard.counts, self.smoothing))}
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
-        return Answers(adjust(global_logits(method, mine, samples.x), state["prior"])), state
+        logits = global_logits(method, mine, samples.x)
+        return Answers((logits.double() + state["shift"]).to(logits.dtype)), state

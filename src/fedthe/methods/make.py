@@ -142,6 +142,8 @@ def _set_one(value: Any, path: list[str], setting: Any) -> Any:
         return replace(value, **{first: _set_one(old, rest, setting)})
     if isinstance(old, float) and isinstance(setting, int) and not isinstance(setting, bool):
         setting = float(setting)
+    if isinstance(old, tuple) and isinstance(setting, list | tuple):
+        setting = tuple(setting)
     if type(setting) is not type(old):
         raise InputError(f"{first} must be like {old!r}, not {setting!r}.")
     if isinstance(setting, float) and not math.isfinite(setting):

@@ -11,6 +11,7 @@ shows one class after another. Both are forward filters, so a whole stream is on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,9 +22,11 @@ from torch import Tensor
 from ..errors import InputError
 from ..tree import Tree
 from .arrays import check_alike, is_within, show_shapes, take, widen
+from .label_shift import smooth_prior
 from .scans import filter_forward, remember
 
 STATE = ("regimes", "recent", "mix")
+LEAST = 1e-6  # of what must not be 0: with it, no product of any number of samples' matrices underflows
 
 
 class RegimeEnsemble(NamedTuple):
@@ -41,28 +44,32 @@ class Regimes:
     leave: float = 0.01  # the probability that a regime ends after a sample
     trust: float = 0.6  # the exponent of likelihood ratios; below 1, because the global head is overconfident
     personal: float = 0.4  # the weight of the personal head in the answer to a sample of the client's own
-    smooth: float = 1 / 150  # rows added to each class of the client's mix, as a share of all its rows
+    smooth: float = 1 / 16  # the share of equal classes in the client's own mix: a class that it never saw may come
     recent: float = 0.02  # the probability, at the start, that recent answers predict the next class; 0: never
     forget: float = 0.2  # how fast the mix of recent answers moves towards the newest
     regress: float = 0.05  # the share of the regime's own mix in the mix of recent answers
     penalty: float = 0.95  # a factor on the likelihood of recent answers, which fit noise, too
 
     def __post_init__(self) -> None:
-        shares = (self.own, self.start)
         if not (
-            all(isinstance(each, tuple | list) and each and all(is_within(s, 0, 1) for s in each) for each in shares)
+            all(isinstance(each, tuple | list) and each for each in (self.own, self.start))
+            and all(is_within(share, 0, 1) for share in self.own)
+            and all(is_within(share, LEAST, 1) for share in self.start)
             and len(self.own) == len(self.start)
             and abs(sum(self.start) - 1) < 1e-6
         ):
             raise InputError(
-                "own and start must be shares from 0 to 1, one of each per regime, and those of start must add up to "
-                f"1, but they are {self.own!r} and {self.start!r}."
+                f"own must be shares from 0 to 1, and start as many from {LEAST:g} to 1 that add up to 1, "
+                f"but they are {self.own!r} and {self.start!r}."
             )
-        for name in ("leave", "trust", "personal", "smooth", "recent", "forget", "regress", "penalty"):
+        for name in ("leave", "smooth", "regress", "penalty"):
+            if not is_within(getattr(self, name), LEAST, 1):
+                raise InputError(f"{name} must be from {LEAST:g} to 1, but it is {getattr(self, name)!r}.")
+        for name in ("trust", "personal", "forget"):
             if not is_within(getattr(self, name), 0, 1):
                 raise InputError(f"{name} must be from 0 to 1, but it is {getattr(self, name)!r}.")
-        if not self.smooth or not self.penalty:
-            raise InputError("smooth and penalty must be above 0.")
+        if not is_within(self.recent, LEAST, 1 - LEAST) and self.recent != 0:
+            raise InputError(f"recent must be 0, or from {LEAST:g} to 1 - {LEAST:g}, but it is {self.recent!r}.")
         object.__setattr__(self, "own", tuple(map(float, self.own)))  # a list of TOML would not be hashable
         object.__setattr__(self, "start", tuple(map(float, self.start)))
 
@@ -89,24 +96,20 @@ def regime_ensemble(
 
     Gradients flow to the logits given to this call. `.state` is detached.
     """
-    settings = settings or Regimes()
-    if not all(is_within(each, 1e-6, 1e6) for each in temperatures) or len(temperatures) != 2:
+    settings = Regimes() if settings is None else settings
+    if not isinstance(settings, Regimes):
+        raise InputError(f"settings must be a fedthe.Regimes, not a {type(settings).__name__}.")
+    pair = temperatures if isinstance(temperatures, Sequence) and len(temperatures) == 2 else (None,)
+    if not all(is_within(each, 1e-6, 1e6) for each in pair):
         raise InputError(f"temperatures must be two numbers from 1e-6 to 1e6, but they are {temperatures!r}.")
     tensors = _take_all(global_logits, local_logits, class_counts, state, len(settings.own))
     of_global, of_local, counts = (widen(each) for each in list(tensors.values())[:3])
-    mix = find_mix(counts, settings.smooth)
+    mix = smooth_prior(counts, settings.smooth)
     before = begin(mix, settings) if state is None else {name: tensors[name].double() for name in STATE}
     alone = answer_alone(of_global / temperatures[0], of_local / temperatures[1], mix, settings)
     weights, after = follow(alone, mix, before, settings)
     dtype, after = tensors["global_logits"].dtype, {name: value.detach() for name, value in after.items()}
     return RegimeEnsemble(combine(alone, weights).to(dtype), weights.own.to(dtype), after)
-
-
-def find_mix(counts: Tensor, smooth: float) -> Tensor:
-    """The client's own mix of classes [classes], smoothed; equal shares if no row is counted."""
-    total = counts.sum()
-    added = torch.where(total > 0, smooth * total, torch.ones_like(total))
-    return (counts + added) / (counts + added).sum()
 
 
 def begin(mix: Tensor, settings: Regimes) -> dict[str, Tensor]:
@@ -157,9 +160,9 @@ def follow(alone: Alone, mix: Tensor, state: Tree, settings: Regimes) -> tuple[W
     seen = (1 - settings.regress) * seen + settings.regress * expected
     gain = settings.penalty * ((p * seen).sum(-1) / (p * expected).sum(-1)) ** settings.trust
     start = mix.new_tensor([1 - settings.recent, settings.recent])
-    likely = torch.stack([torch.ones_like(gain), gain], -1)
+    likely = torch.stack([torch.ones_like(gain), gain if settings.recent else torch.zeros_like(gain)], -1)
     recent, recent_after = filter_forward(likely, state["recent"], start, settings.leave)
-    posterior = recent[:, 1] * gain / (recent * likely).sum(-1)
+    posterior = recent[:, 1] * likely[:, 1] / (recent * likely).sum(-1)
     return Weights(own, posterior, seen / expected), {
         "regimes": regimes_after,
         "recent": recent_after,

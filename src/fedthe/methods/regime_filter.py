@@ -13,6 +13,7 @@ from ..types import scale
 from . import regime
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
 from .head_ensemble import describe_heads
+from .label_shift import smooth_prior
 from .memo import Memo
 from .regime import Regimes
 from .two_heads import heads
@@ -30,7 +31,7 @@ class RegimeFilter(Predictor):
     then: Views | Memo | None = None
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        mix = regime.find_mix(shard.counts.double(), self.regimes.smooth)
+        mix = smooth_prior(shard.counts, self.regimes.smooth)
         return {"temperatures": self._calibrate(method, mine, shard), "own": mix, **regime.begin(mix, self.regimes)}
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:

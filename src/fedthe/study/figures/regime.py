@@ -11,6 +11,7 @@ import numpy as np
 
 from ...config import Config
 from ...data.pool import Dataset
+from ...errors import InputError
 from ...experiment.training import deploy_all
 from ...methods.memo import Memo
 from ...methods.regime import Regimes
@@ -27,7 +28,7 @@ VARIANTS: dict[str, RegimeFilter] = {
     # one part taken away
     "recent answers not followed": RegimeFilter(Regimes(recent=0.0)),
     "no regime in between": RegimeFilter(Regimes(own=(0.03, 0.99), start=(0.25, 0.75))),
-    "regimes never end": RegimeFilter(Regimes(leave=0.0)),
+    "regimes hardly ever end": RegimeFilter(Regimes(leave=1e-6)),
     "temperatures of 1": RegimeFilter(calibrate=False),
     "own: global head alone": RegimeFilter(Regimes(personal=0.0)),
     "own: personal head alone": RegimeFilter(Regimes(personal=1.0)),
@@ -36,8 +37,8 @@ VARIANTS: dict[str, RegimeFilter] = {
     "trust 1": RegimeFilter(Regimes(trust=1.0)),
     "leave 0.005": RegimeFilter(Regimes(leave=0.005)),
     "leave 0.02": RegimeFilter(Regimes(leave=0.02)),
-    "smooth 1/300": RegimeFilter(Regimes(smooth=1 / 300)),
-    "smooth 1/75": RegimeFilter(Regimes(smooth=1 / 75)),
+    "smooth 1/32": RegimeFilter(Regimes(smooth=1 / 32)),
+    "smooth 1/8": RegimeFilter(Regimes(smooth=1 / 8)),
     "regimes equal at the start": RegimeFilter(Regimes(start=(1 / 3, 1 / 3, 1 / 3))),
     # what it would have if it were told how many samples are the client's own
     "told: all are own": RegimeFilter(Regimes(own=(1.0,), start=(1.0,), recent=0.0)),
@@ -52,6 +53,8 @@ VARIANTS: dict[str, RegimeFilter] = {
 
 def measure(config: Config, dataset: Dataset) -> dict[str, Any]:
     """Accuracy in percent of every variant on the same trained clients, and the passes of each sample."""
+    if config.hyper:
+        raise InputError("regime compares settings of the filter itself; leave out hyper.")
     found: dict[str, list[Found]] = {name: [] for name in VARIANTS}
     for deployed in deploy_all(config, dataset):
         for name, variant in track("regime filters", list(VARIANTS.items())):
