@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from ..text import say_points
 from .claims import Book, Claim, Part, Rule, compare, exceeds, is_ahead, is_level, is_no_worse, name_column, name_row
 from .tables import AVERAGE, MAIN_TESTS, PAPERS_MAIN
 
@@ -81,7 +82,15 @@ def judge_fixed_e(book: Book) -> Parts:
     found = []
     for test in MAIN_TESTS:
         ours, best = data["fedthe"][test]["mean"], data["best"][test]["mean"]
-        found.append(Part(test, f"FedTHE {ours:.1f}", ours > best, f"best e {best:.1f}", f"{ours - best:+.1f}"))
+        found.append(
+            Part(
+                test,
+                f"FedTHE {say_points(ours)}",
+                ours > best,
+                f"best e {say_points(best)}",
+                say_points(ours - best, "+"),
+            )
+        )
     return found
 
 
@@ -98,7 +107,7 @@ def judge_alpha_beta(book: Book) -> Parts:
             if max(a, b) <= most
         ]
         low, high = min(cells), max(cells)
-        return Part(f"both up to {most:g}, {what}", f"{low:.1f} to {high:.1f}", high - low <= 1)
+        return Part(f"both up to {most:g}, {what}", f"{say_points(low)} to {say_points(high)}", high - low <= 1)
 
     return [spread(most, MAIN_TESTS, "average") for most in (SMALL, 0.5)] + [
         spread(most, ["mixture"], "mixture") for most in (SMALL, 0.5)
@@ -119,7 +128,7 @@ def judge_severity(book: Book) -> Parts:
             held, wrong = (sum(part.holds is each for part in parts) for each in (True, False))
             if parts:
                 holds = True if held == 5 else False if wrong else None
-                ours, span = f"ahead at {held} of 5", f"{min(gaps):+.1f} to {max(gaps):+.1f}"
+                ours, span = f"ahead at {held} of 5", f"{say_points(min(gaps), '+')} to {say_points(max(gaps), '+')}"
                 found.append(Part(f"Dir({skew}), {test}", ours, holds, f"behind at {wrong}", span))
     return found
 
@@ -133,9 +142,9 @@ def judge_stream_length(book: Book) -> Parts:
             ours = [book[id].score("fedthe", test) for id in (half, whole)]
             paper = [book[id].paper("fedthe", test) for id in (half, whole)]
             gap, theirs = ours[0] - ours[1], (paper[0] or 0) - (paper[1] or 0)
-            half_of_it, all_of_it = f"half {ours[0]:.1f}", f"whole {ours[1]:.1f}"
-            where, said = f"Dir({skew}), {test}", f"{gap:+.1f}"
-            found.append(Part(where, half_of_it, abs(gap) <= 1, all_of_it, said, f"{theirs:+.1f}"))
+            half_of_it, all_of_it = f"half {say_points(ours[0])}", f"whole {say_points(ours[1])}"
+            where, said = f"Dir({skew}), {test}", say_points(gap, "+")
+            found.append(Part(where, half_of_it, abs(gap) <= 1, all_of_it, said, say_points(theirs, "+")))
     return found
 
 
@@ -144,7 +153,9 @@ def judge_probing(book: Book) -> Parts:
     found = []
     for test in ("original", "ooc"):
         lpft, ft, lp = (accuracy[way][test]["mean"] for way in ("lpft", "ft", "lp"))
-        found.append(Part(test, f"LP-FT {lpft:.1f}", lpft > max(ft, lp), f"FT {ft:.1f}, LP {lp:.1f}"))
+        found.append(
+            Part(test, f"LP-FT {say_points(lpft)}", lpft > max(ft, lp), f"FT {say_points(ft)}, LP {say_points(lp)}")
+        )
     return found
 
 

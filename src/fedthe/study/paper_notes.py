@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from .. import store
+from ..text import say_points
 from .claims import Book, name_row, say_gap
 from .paper_claims import CORRUPTED_OOC, GLOBAL, SETTINGS
 from .tables import MAIN_TESTS, load_tables
@@ -66,9 +67,8 @@ def say_mixture(book: Book) -> str:
         f"**The paper's mixture.** In its CIFAR-10 tables, {equal} of {len(gaps[False])} baselines have as mixture, to "
         f"{EXACT} points, the mean of their other four columns. A stream gives that only by chance, and not at all for "
         "T3A and TTT, which adapt to what they have seen: the baselines' mixtures were not streamed. FedTHE and "
-        f"FedTHE+ are from {min(gaps[True]):+.1f} to {max(gaps[True]):+.1f} points off that mean. Here every method "
-        f"answers the same stream: at Dir(0.1), baselines are from {min(others):+.1f} to {max(others):+.1f} off, "
-        f"FedTHE {ours['fedthe']:+.1f}."
+        f"FedTHE+ are from {_span(gaps[True])} points off that mean. Here every method answers the same stream: "
+        f"at Dir(0.1), baselines are from {_span(others)} off, FedTHE {say_points(ours['fedthe'], '+')}."
     )
 
 
@@ -87,13 +87,13 @@ def say_hundred(book: Book) -> str:
     record, other = book["clients100-dir0.1"], book["standardized/clients100-dir0.1"]
     few, gap = book["main-dir0.1"], [record.paper("fedthe", test) for test in ("original", "ooc")]
     papers = [few.paper("fedthe", test) for test in ("original", "ooc")]
+    gains = [other.score("fedthe", test) - record.score("fedthe", test) for test in ("ooc", "original")]
     return (
-        f"**100 clients.** FedTHE has {record.score('fedthe', 'original'):.1f} on original and "
-        f"{record.score('fedthe', 'ooc'):.1f} out of client, {say_less(record, 'original')} and "
+        f"**100 clients.** FedTHE has {say_points(record.score('fedthe', 'original'))} on original and "
+        f"{say_points(record.score('fedthe', 'ooc'))} out of client, {say_less(record, 'original')} and "
         f"{say_less(record, 'ooc')} points below the paper. A client trains on 300 rows, so a round has 50 steps "
         "instead of 235, and training has progressed less after 100 rounds. The authors' inputs are worth "
-        f"{other.score('fedthe', 'ooc') - record.score('fedthe', 'ooc'):.1f} points out of client and "
-        f"{other.score('fedthe', 'original') - record.score('fedthe', 'original'):.1f} on original. With five times as "
+        f"{say_points(gains[0])} points out of client and {say_points(gains[1])} on original. With five times as "
         f"many clients and a fifth of the rows each, the paper's FedTHE goes from {_list(papers)} to {_list(gap)} on "
         "original and ooc; we do not see how. The effect of redrawn splits, where each row counts for more, was not "
         "measured."
@@ -101,7 +101,7 @@ def say_hundred(book: Book) -> str:
 
 
 def say_less(record: Any, test: str) -> str:
-    return f"{record.paper('fedthe', test) - record.score('fedthe', test):.1f}"
+    return say_points(record.paper("fedthe", test) - record.score("fedthe", test))
 
 
 def say_networks(book: Book) -> str:
@@ -146,12 +146,13 @@ def say_small_training(book: Book) -> str:
     mean = fmean(cells[test][0] for test in (*rest, "ooc"))
     implied = 4 * memo["mixture"][0] - sum(memo[test][0] for test in rest)
     return (
-        f"**Less training data.** The paper has {cells['ooc'][0]:.1f} out of client for FedTHE with half of the data, "
-        f"where ours has {half.score('fedthe', 'ooc'):.1f}, and {memo['ooc'][0]:.1f} for MEMO (P) with three quarters, "
-        f"where ours has {more.score('memo_p', 'ooc'):.1f}. The two were not merely exchanged: the mixture of the "
-        f"first row is the mean of its other columns ({cells['mixture'][0]:.2f} and {mean:.2f}). That is so for "
-        f"baselines, and for {len(alike)} of {len(streamed)} rows of FedTHE and FedTHE+, both with half of the data: "
-        f"they may be of another method. The mixture of the second row implies {implied:.1f} out of client."
+        f"**Less training data.** The paper has {say_points(cells['ooc'][0])} out of client for FedTHE with half of "
+        f"the data, where ours has {say_points(half.score('fedthe', 'ooc'))}, and {say_points(memo['ooc'][0])} for "
+        f"MEMO (P) with three quarters, where ours has {say_points(more.score('memo_p', 'ooc'))}. The two were not "
+        f"merely exchanged: the mixture of the first row is the mean of its other columns "
+        f"({cells['mixture'][0]:.2f} and {mean:.2f}). That is so for baselines, and for {len(alike)} of "
+        f"{len(streamed)} rows of FedTHE and FedTHE+, both with half of the data: they may be of another method. "
+        f"The mixture of the second row implies {say_points(implied)} out of client."
     )
 
 
@@ -214,8 +215,12 @@ def write_summary(book: Book) -> str:
     return "\n".join([*lines, "", *wrap(said, 139)])
 
 
+def _span(numbers: Sequence[float]) -> str:
+    return _list([min(numbers), max(numbers)], "+", " to ")
+
+
 def _list(numbers: Sequence[float | None], sign: str = "", between: str = ", ") -> str:
-    return between.join(f"{number:{sign}.1f}" for number in numbers if number is not None)
+    return between.join(say_points(number, sign) for number in numbers if number is not None)
 
 
 Say = Callable[[Book], str]
