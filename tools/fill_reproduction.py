@@ -14,7 +14,16 @@ from pathlib import Path
 
 from fedthe.study.claims import Book, write_claims
 from fedthe.study.paper_claims import CLAIMS
-from fedthe.study.paper_notes import DIFFERENCES, FINDINGS, say_tiny, write_inputs, write_notes, write_summary
+from fedthe.study.paper_notes import (
+    DIFFERENCES,
+    FINDINGS,
+    list_ablations,
+    say_tiny,
+    write_inputs,
+    write_notes,
+    write_summary,
+    write_verdict,
+)
 from fedthe.study.reproduce import read_record
 from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table
@@ -23,6 +32,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
 MARKED = re.compile(r"<!-- (\w+)(?:: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN: dict[str, Callable[[Book], str]] = {
+    "verdict": write_verdict,
+    "ablations": list_ablations,
     "claims": lambda book: write_claims(CLAIMS, book),
     "findings": lambda book: write_notes(FINDINGS, book),
     "differences": lambda book: write_notes(DIFFERENCES, book),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import reprlib
@@ -39,6 +40,20 @@ def flatten(text: object, limit: int) -> str:
 def say_value(value: object) -> str:
     """A setting as users type it."""
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def say_points(value: float, sign: str = "") -> str:
+    """Percent, or a difference of them, to one decimal; `sign="+"` shows the sign of a gain.
+
+    Records hold three decimals of a client's accuracy, so the third of a mean is the last that is the same however it
+    was computed. What is half of a tenth there is rounded up: 59.55 is 59.6 everywhere.
+    """
+    return f"{round(value, 3) + math.copysign(1e-6, value):{sign}.1f}"
+
+
+def count(number: int, what: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def guess_value(text: str) -> bool | int | float | str:

@@ -4,11 +4,13 @@ import copy
 import json
 import re
 import shlex
+import warnings
 from statistics import fmean
 
 import numpy as np
 import pytest
 
+import fedthe as package
 from fedthe.config import read_words
 from fedthe.errors import InputError
 from fedthe.names import name_method
@@ -17,6 +19,7 @@ from fedthe.report.read import check_record, is_record
 from fedthe.statistics import bootstrap
 from fedthe.store import write_sealed
 from fedthe.study.tables import find_table, plan_cases
+from fedthe.text import say_points
 from helpers import ROOT
 
 RESULTS = ROOT / "results"
@@ -156,6 +159,152 @@ def test_records_of_the_same_samples_share_a_board(tmp_path):
         (board,), lost = read_boards([first, save(tmp_path / "b", other)])
         assert [*board.entries] == whole
         assert lost == ["main-dir0.1"]
+
+
+def rename(record, method, spec, factor=1.0):
+    """The record of one method, under another name, with the accuracy of every client times a factor."""
+    record, id = pick(record, [method]), spec.rpartition(":")[2]
+    (case,) = record["cases"]
+    case["clients"] = {id: case["clients"].pop(method)}
+    for seeds in case["clients"][id].values():
+        for clients in seeds.values():
+            clients[:] = [each if each is None else each * factor for each in clients]
+    (cells,) = record["rows"].values()
+    record["rows"] = {id: {test: [mean * factor, std * factor] for test, (mean, std) in cells.items()}}
+    case["config"]["methods"] = [spec]
+    return record
+
+
+def test_methods_of_the_same_name_from_other_code_are_both_on_the_board(tmp_path):
+    record = read(RESULTS / "main-dir0.1.json")
+    known = save(tmp_path / "known", pick(record, ["fedavg", "fedavg_ft", "fedthe"]))
+    mine = save(tmp_path / "mine", rename(record, "memo_p", "mine.py:Mine"))
+    again = save(tmp_path / "again", rename(record, "memo_p", "mine.py:Mine"))  # the same once more
+    edited = save(tmp_path / "edited", rename(record, "memo_p", "mine.py:Mine", factor=0.9))
+    moved = save(tmp_path / "moved", rename(record, "memo_p", "other/mine.py:Mine"))
+    for folders in ([known, mine, edited, moved], [moved, edited, known, mine]):
+        (board,), _ = read_boards(folders)
+        page = write_leaderboard([board], [], folders)
+        assert len(board.entries) == 6
+        for folder, factor in ((mine, 1.0), (edited, 0.9), (moved, 1.0)):
+            (row,) = re.findall(rf"^\| Mine \({re.escape(str(folder))}.*$", page.replace("\\", ""), re.MULTILINE)
+            expected = fmean(cells[0] for cells in rename(record, "memo_p", "Mine", factor)["rows"]["Mine"].values())
+            assert float(row.split(" | ")[1].split(" ")[0].strip("*")) == pytest.approx(expected, abs=0.051)
+        assert page.count("--methods mine.py:Mine\n") == 2
+        assert page.count("--methods other/mine.py:Mine\n") == 1
+    (board,), _ = read_boards([known, mine, again])
+    assert [*board.entries] == ["fedavg", "fedavg_ft", "fedthe", "Mine"]
+    assert "| Mine |" in write_leaderboard([board], [], [known])
+
+
+def restate(record, id, tests, **config):
+    """The record as one of another table, with its tests renamed."""
+    record = copy.deepcopy(record)
+    (case,) = record["cases"]
+    case["clients"] = {m: {new: of[old] for old, new in tests.items()} for m, of in case["clients"].items()}
+    record["rows"] = {m: {new: of[old] for old, new in tests.items()} for m, of in record["rows"].items()}
+    record |= {"id": id, "columns": [*tests.values()], "compared": [], "names": {}}
+    case["columns"] = {test: test for test in tests.values()}
+    case["config"] |= {"tests": [*tests.values()], **config}
+    record["changed"] = {key: [value, None] for key, value in config.items()}
+    return record
+
+
+def test_streams_are_averaged_and_ranked(tmp_path):
+    methods = ["fedavg", "fedthe", "fedavg_ft"]
+    record = pick(read(RESULTS / "main-dir0.1.json"), methods)
+    tests = {"original": "switch10", "corrupted": "recurring"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (board,), _ = read_boards([save(tmp_path / "r", restate(record, "streams", tests))])
+        page = write_leaderboard([board], [], [tmp_path])
+    assert "The mean is over switching every 10 and recurring." in page
+    assert "nan" not in page
+    means = {method: fmean(record["rows"][method][test][0] for test in tests) for method in methods}
+    ranked = re.findall(r"^\| (FedAvg|FedTHE|FedAvg \+ FT) \| \**([\d.]+)", page, re.MULTILINE)
+    best = sorted(methods, key=lambda method: -means[method])
+    assert ranked == [(name_method(method), say_points(means[method])) for method in best]
+
+
+def test_an_open_set_shows_its_auroc_and_the_title_its_data(tmp_path):
+    methods = ["fedavg", "fedthe", "fedavg_ft"]
+    record = pick(read(RESULTS / "main-dir0.1.json"), methods)
+    tests = {"original": "original", "ooc": "open_set"}
+    record = restate(record, "open-set", tests, dataset="glyphs", unknown="4", rounds=1)
+    empty = dict.fromkeys(("worst_window", "worst_client", "forgetting", "fpr95"))
+    estimate = {"mean": 50.0, "low": None, "high": None}
+    record["cases"][0]["streams"] = {
+        "open_set": {
+            method: {"accuracy": estimate, "phases": {}, "auroc": 60.0 + i, **empty} for i, method in enumerate(methods)
+        }
+    }
+    (board,), _ = read_boards([save(tmp_path / "r", record)])
+    page = write_leaderboard([board], [], [tmp_path])
+    assert "\n## open-set on glyphs without class 4 (rounds=1), seeds 0 to 2\n" in page
+    assert "\n20 clients, 1 round, seeds 0,1,2; " in page
+    (head,) = re.findall(r"^\|  \| .*$", page, re.MULTILINE)
+    column = head.split(" | ").index("open set: AUROC")
+    for i, method in enumerate(methods):
+        (row,) = re.findall(rf"^\| {re.escape(name_method(method))} \| .*$", page, re.MULTILINE)
+        assert row.split(" | ")[column] == f"{60 + i}.0"
+    assert "dataset=glyphs" in page
+    assert "CIFAR" not in page.partition("\n## ")[2]
+
+
+def test_hyperparameters_of_the_settings_are_part_of_a_command(tmp_path):
+    record = pick(read(RESULTS / "main-dir0.1.json"), ["fedavg", "fedthe", "fedavg_ft"])
+    hyper = {"fedthe": {"alpha": 0.2}}
+    record["cases"][0]["config"]["hyper"] = hyper
+    record["changed"] = {"hyper.fedthe.alpha": [0.2, None]}
+    (board,), _ = read_boards([save(tmp_path / "r", record)])
+    assert " hyper.fedthe.alpha=0.2 " in board.entries["fedthe"].command
+    assert "hyper" not in board.title
+
+
+def test_boards_have_titles_of_their_own(boards):
+    titles = [board.title for board in boards[0]]
+    assert len(set(titles)) == len(titles)
+    for board in boards[0]:
+        assert board.title.endswith(("seed 0", "seeds 0 to 2", "seeds 0 to 7"))
+
+
+def test_tables_and_boards_round_alike():
+    """Means of rows, and means of clients with three decimals each, are one number to the reader."""
+    assert [say_points(each) for each in (59.55, 59.549999, 59.5503, 35.25, 35.25005, -0.25, 3.0)] == [
+        *("59.6", "59.6", "59.6", "35.3", "35.3", "-0.3", "3.0")
+    ]
+    assert [say_points(each, "+") for each in (1.25, -1.25, 0.0)] == ["+1.3", "-1.3", "+0.0"]
+    checked = 0
+    for path in RECORDS:
+        record = read(path)
+        if "data" not in record and len(record["cases"]) == 1:
+            (case,) = record["cases"]
+            for method, cells in record["rows"].items():
+                for test, (mean, _) in cells.items():
+                    seeds = case["clients"].get(method, {}).get(test)
+                    if seeds:
+                        pairs = [np.array([each for each in of if each is not None]) for of in seeds.values()]
+                        assert say_points(mean) == say_points(bootstrap(pairs).mean), (path, method, test)
+                        checked += 1
+    assert checked > 200
+
+
+def test_a_folder_of_a_run_is_not_a_record(fedthe, data, tmp_path):
+    run = tmp_path / "runs" / "own"
+    small = {"clients": 2, "rounds": 1, "local_epochs": 1, "samples": 4, "natural": "none", "engine": "loop"}
+    package.run(dataset=data, methods=["fedavg"], out=str(run), **small)
+    for folders in ([run], [RESULTS, run], [run.parent]):
+        said = fedthe("leaderboard", *map(str, folders), exits=2).err
+        assert f"{folders[-1]} holds a run, not a record of a table" in said
+        assert "--save FOLDER" in said
+    save(run, read(RESULTS / "arch-cct4.json"))  # a record beside a run
+    assert "## CCT4 on CIFAR10" in fedthe("leaderboard", str(run)).out
+
+
+def test_no_folder_is_made_for_the_page(fedthe, tmp_path):
+    page = tmp_path / "no" / "x.md"
+    assert f"{page.parent} is not a folder" in fedthe("leaderboard", str(RESULTS), "--out", str(page), exits=2).err
+    assert not page.parent.exists()
 
 
 def test_the_command_says_what_is_missing(fedthe, tmp_path):

@@ -20,7 +20,14 @@ from fedthe.study.claims import (
     write_claims,
 )
 from fedthe.study.paper_claims import CLAIMS
-from fedthe.study.paper_notes import say_mixture, say_ranks, say_small_training
+from fedthe.study.paper_notes import (
+    list_ablations,
+    say_mixture,
+    say_ranks,
+    say_small_training,
+    write_summary,
+    write_verdict,
+)
 from fedthe.study.tables import AVERAGE, find_table
 from helpers import ROOT
 
@@ -109,6 +116,72 @@ def test_what_is_not_measured_is_left_out(tmp_path):
     written = write_claims([*claims, *shown], book)
     assert "| 1 | that | **not shown**: 0 of 1 hold. Why |" in written
     assert "| 1 | here | 1 |  | +1 [-1, 3] |  | open |" in written
+
+
+def write_main(tmp_path, **shifts):
+    """A record of main-dir0.1 in which methods differ from FedTHE by so many points on every test, give or take 1."""
+    accuracy = {"fedthe": 0.0, "fedthe_plus": 0.0, "fedavg": -20.0, "fedavg_ft": -20.0} | shifts
+    clients = {
+        method: {
+            test: {seed: [50 + shift + spread * (shift != 0) for spread in (-1, 1, 0, 0)] for seed in "01"}
+            for test in (*TESTS, "corrupted_ooc")
+        }
+        for method, shift in accuracy.items()
+    }
+    case = {"columns": {test: test for test in TESTS}, "clients": clients, "config": {"seeds": [0, 1]}}
+    rows = {method: {test: [0.0, 0.0] for test in TESTS} for method in clients}
+    write_sealed(tmp_path / "main-dir0.1.json", {"format": 1, "id": "main-dir0.1", "rows": rows, "cases": [case]})
+    return Book(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("global_model", "t3a", "said", "verdict"),
+    [
+        (5.0, -9.0, ["MEMO (G), is better there (+5.0 ["], "in 0 of 1 settings, and worse in 1"),
+        (
+            -5.0,
+            -9.0,
+            ["MEMO (G), is worse there (-5.0 [", "better on corrupted images"],
+            "in 1 of 1 settings, and worse in 0",
+        ),
+        (
+            0.1,
+            -9.0,
+            ["MEMO (G), may be better there, which is open (", "not shown to be better on corrupted images"],
+            "in 0 of 1 settings, and worse in 0",
+        ),
+        (
+            -9.0,
+            5.0,
+            ["MEMO (G), is worse there", "worse on corrupted images", "it is not shown to."],
+            "in 0 of 1 settings, and worse in 1",
+        ),
+    ],
+)
+def test_sentences_say_no_more_than_the_claims(global_model, t3a, said, verdict, tmp_path):
+    book = write_main(tmp_path, memo_g=global_model, t3a=t3a)
+    summary = " ".join(write_summary(book).split())
+    for each in said:
+        assert each in summary
+    assert summary.count("not shown to be better") == (2 if global_model == 0.1 else 0)
+    written = " ".join(write_verdict(book).split())
+    assert f"on corrupted images {verdict}" in written
+    held = [
+        claim.judge(book)
+        for claim in CLAIMS
+        if claim.says.startswith(("FedTHE+ is the best on corrupted", "and on the nat"))
+    ]
+    assert ("it is not shown to" in written) == (not any(part.holds for parts in held for part in parts))
+
+
+def test_rules_and_rows_are_told_before_they_are_used():
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    for row in find_table("ablation").rows:
+        assert " ".join(row.split()) in " ".join(list_ablations(Book(RESULTS)).split())
+    assert page.index("(1) to (16) are") < page.index("(5) |")
+    for claim in CLAIMS:
+        if "far " in claim.says or "on par" in claim.says or "at every severity" in claim.says:
+            assert claim.remark, claim.says
 
 
 def read(name):

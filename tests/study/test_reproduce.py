@@ -145,6 +145,10 @@ def test_settings_that_are_not_the_papers_are_named():
         assert list_changes(table, [(case, None) for case in plan_cases(table, seeds=list(more))]) == {}
     changed = list_changes(table, [(case, None) for case in plan_cases(table, rounds=3, seeds=[0], net="cct4")])
     assert changed == {"seeds": [(0,), (0, 1, 2)], "net": ["cct4", "cnn"], "rounds": [3, 100]}
+    changed = list_changes(table, [(case, None) for case in plan_cases(table, hyper={"fedthe": {"alpha": 0.2}})])
+    assert changed == {"hyper.fedthe.alpha": [0.2, None]}
+    for dataset, named in (("glyphs", {"dataset": ["glyphs", "cifar10"]}), ("cifar10:elsewhere", {})):
+        assert list_changes(table, [(case, None) for case in plan_cases(table, dataset=dataset)]) == named
 
 
 def test_ours_stands_over_the_papers_and_the_difference():
@@ -209,6 +213,9 @@ def test_the_command_runs_lists_plans_and_resumes(fedthe, data, tmp_path, monkey
     assert "Not the paper's data, so nothing is compared." in said
     assert "fedavg_ft" in said
     assert "memo_p" not in said
+    assert "main-dir0.1 on tiny.npz" in said
+    assert "CIFAR10" not in said
+    assert re.search(r"Not the paper's settings: dataset npz:\S+tiny\.npz\s+\(cifar10\)", said)
     record = json.loads((tmp_path / "results" / "main-dir0.1.json").read_text())
     assert json.loads(fedthe(*asked, "--json").out)["rows"] == record["rows"]
     shown = fedthe("table", "main-dir0.1", "--show", "results").out
@@ -317,12 +324,14 @@ def test_all_tables_that_have_a_method_and_whose_data_is_there(fedthe, data, tmp
 def test_the_command_draws_figures(fedthe, data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [f"{key}={value}" for key, value in (data | SMALL).items() if key != "seeds"]
-    said = fedthe("figure", "weights", *words, "seeds=0")
+    said = fedthe("figure", "weights", *words, "--seeds", "0")
     assert said.out == "written to figures/weights.png, with its numbers in weights.json\n"
     first = (tmp_path / "figures/weights.png").read_bytes()
     (tmp_path / "figures/weights.png").unlink()
     fedthe("figure", "weights", "--redraw")
     assert (tmp_path / "figures/weights.png").read_bytes() == first
+    assert json.loads((tmp_path / "figures/weights.json").read_text())["config"]["seeds"] == [0]
+    assert "leave out either" in fedthe("figure", "weights", "--redraw", "--seeds", "0", exits=2).err
     assert "does not hold alpha-beta" in fedthe("figure", "alpha-beta", "--redraw", exits=2).err
     assert "did you mean weights?" in fedthe("figure", "weight", exits=2).err
     assert "name a figure" in fedthe("figure", "--redraw", exits=2).err

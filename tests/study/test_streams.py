@@ -67,7 +67,10 @@ def test_a_record_has_the_numbers_of_streams_and_can_be_shown(record, tmp_path):
     table = find_table("streams")
     assert record["columns"] == [test for test in streams.STREAMS if test in CHOSEN]
     assert record["compared"] == []
-    assert "Not in the paper." in list_remarks(record)
+    remarks = list_remarks(record)
+    assert "Not in the paper." in remarks
+    assert any(remark.startswith("Not this table's settings: dataset npz:") for remark in remarks)
+    assert not any("Not the paper's" in remark for remark in remarks)
     scores = record["cases"][0]["streams"]
     assert set(scores) == set(CHOSEN)
     for test, of in scores.items():

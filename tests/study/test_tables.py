@@ -23,6 +23,7 @@ from fedthe.study.tables import (
     load_tables,
     method_of,
     plan_cases,
+    title_table,
 )
 
 
@@ -115,8 +116,40 @@ def test_cells_come_from_the_right_case_and_averages_are_over_tests():
 def test_unknown_tables_and_rows_are_refused():
     with pytest.raises(InputError, match=r"did you mean main-dir0\.1"):
         find_table("main-dir0.2")
-    with pytest.raises(InputError, match="has no row 'ditto'"):
-        plan_cases(find_table("participation0.1-dir0.1"), ["ditto"])
+    for wrong in ("diito", "fedte(alpha=0.2)"):
+        with pytest.raises(
+            InputError, match=r"has no row .*, and there is no such method; did you mean (ditto|fedthe)"
+        ):
+            plan_cases(find_table("participation0.1-dir0.1"), [wrong])
+
+
+def test_any_method_of_the_package_can_be_a_further_row():
+    for id, methods in (
+        ("main-dir0.1", ["fedthe", "fedthe_regime"]),
+        ("open-set", ["ditto", "fedthe(alpha=0.2)"]),
+        ("ablation", ["(9) (8) with SLW = fedthe", "fedthe", "regime_memo", "mine.py:Mine"]),
+    ):
+        table = find_table(id)
+        cases = plan_cases(table, methods)
+        assert list(cases[0].config.methods) == [method_of(row) for row in methods]
+        scores = {name: {"original": (50.0, 1.0)} for name in cases[0].config.specs}
+        assert list(fill_table(table, [(cases[0], scores)])) == [row.removeprefix("mine.py:") for row in methods]
+
+
+@pytest.mark.parametrize(
+    ("id", "settings", "title"),
+    [
+        ("main-dir0.1", {}, "CNN on CIFAR10, Dir(0.1)"),
+        ("main-dir0.1", {"dataset": "cifar10:elsewhere", "rounds": 3}, "CNN on CIFAR10, Dir(0.1)"),
+        ("main-dir0.1", {"dataset": "glyphs"}, "main-dir0.1 on glyphs"),
+        ("main-dir0.1", {"dataset": "npz:a/b/mine.npz"}, "main-dir0.1 on mine.npz"),
+        ("open-set", {"dataset": "glyphs", "unknown": "4"}, "open-set on glyphs without class 4"),
+        ("open-set", {"unknown": "cat"}, "open-set on cifar10 without class cat"),
+    ],
+)
+def test_a_title_names_the_data_that_the_table_ran_on(id, settings, title):
+    table = find_table(id)
+    assert title_table(table, plan_cases(table, **settings)[0].config) == title
 
 
 def test_fractions_cut_training_and_test_rows_and_nothing_else(dataset):

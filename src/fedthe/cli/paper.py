@@ -23,7 +23,7 @@ def table(
     overrides: Overrides = None,
     every: Annotated[bool, typer.Option("--all", help="All tables.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Print what it would cost, and run nothing.")] = False,
-    methods: Annotated[str | None, typer.Option(help="Only these rows: fedthe,fedavg_ft; also mine.py:NAME.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these: rows, other methods, mine.py:NAME.")] = None,
     seeds: Annotated[str | None, typer.Option(help="The seeds.", show_default="0,1,2; 0 to 7 for main tables")] = None,
     rounds: Annotated[int | None, typer.Option(help="The number of rounds.", show_default="the paper's")] = None,
     out: Trainings = Path("runs/paper"),
@@ -160,11 +160,15 @@ def _show_records(tables: list[Table], folder: Path, as_json: bool, every: bool)
 
 
 def _print_record(table: Table, record: dict[str, Any]) -> None:
+    from ..config import make_config
     from ..study.show import lay_out, list_remarks, say_spread
     from ..study.streams import lay_out_streams
+    from ..study.tables import title_table
 
     below = "; below, the paper's and the difference" if record["compared"] else ""
-    print_grid(*lay_out(table, record), title=f"{table.id}: {table.title}\n{say_spread(record)}{below}")
+    title = title_table(table, make_config(record["cases"][0]["config"]))
+    named = title if title.startswith(table.id) else f"{table.id}: {title}"
+    print_grid(*lay_out(table, record), title=f"{named}\n{say_spread(record)}{below}")
     for title, grid in lay_out_streams(record).items():
         print_grid(*grid, title=title)
     for remark in list_remarks(record):
@@ -174,6 +178,7 @@ def _print_record(table: Table, record: dict[str, Any]) -> None:
 def figure(
     id: Annotated[str | None, typer.Argument(help="A figure of the paper, such as curves-dir0.1.")] = None,
     overrides: Overrides = None,
+    seeds: Annotated[str | None, typer.Option(help="The seeds.", show_default="0,1,2")] = None,
     out: Trainings = Path("runs/paper"),
     save: Annotated[Path, typer.Option(help="The folder for ID.json and ID.png.")] = Path("figures"),
     redraw: Annotated[bool, typer.Option("--redraw", help="Draw ID.json again, and measure nothing.")] = False,
@@ -181,7 +186,7 @@ def figure(
 ) -> None:
     """Measure and draw a figure of the paper. Without ID, list the figures.
 
-    KEY=VALUE arguments override settings: natural=npz:FILE seeds=0 rounds=10 samples=100 device=cuda.
+    KEY=VALUE arguments override settings: natural=npz:FILE rounds=10 samples=100 device=cuda.
     """
     from ..config import read_words
     from ..store import check_folder, read_sealed, write_sealed
@@ -193,9 +198,10 @@ def figure(
     if id is None or "=" in id:
         raise InputError("name a figure; `fedthe figure` lists them.")
     find_figure(id)
-    if redraw and overrides:
+    words = [*([f"seeds={seeds}"] if seeds is not None else []), *(overrides or ())]
+    if redraw and words:
         raise InputError("--redraw draws what was measured; leave out either the settings or --redraw.")
-    settings = {"out": str(out)} | read_words(overrides or ())
+    settings = {"out": str(out)} | read_words(words)
     path = save / f"{id}.json"
     if redraw:
         measured = read_sealed(path) or {}

@@ -124,6 +124,8 @@ def leaderboard(
 
     if out and out.is_dir():
         raise InputError(f"{out} is a folder; name a file.")
+    if out and not out.parent.is_dir():
+        raise InputError(f"{out.parent} is not a folder; make it first, or name a file elsewhere.")
     boards, lost = read_boards(folders)
     if not boards:
         raise InputError(

@@ -23,7 +23,7 @@ from ..study.draw import describe_settings
 from ..study.reproduce import FREE, find_comparable, list_unchecked, say_unchecked, time_samples
 from ..study.show import list_remarks
 from ..study.sweep import list_runs
-from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases
+from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, method_of, plan_cases, title_table
 from ..text import clean, hide_secrets
 from .cells import number_names
 from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
@@ -194,7 +194,7 @@ def show_record(record: Mapping[str, Any], results: Results | None = None) -> Sh
     tests = list(dict.fromkeys(test for method in methods for test in clients[method]))
     bare = Shown(
         name=table.id,
-        sentence=_say_what_ran(config, methods, record["environment"], table.title),
+        sentence=_say_what_ran(config, methods, record["environment"], title_table(table, config)),
         methods={method: titles.get(method) or name_method(method) for method in methods},
         tests=_name_tests(tests, record["names"]),
         seeds=list(config.seeds),

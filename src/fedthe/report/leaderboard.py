@@ -19,18 +19,19 @@ from ..errors import InputError
 from ..methods import METHODS
 from ..methods.compose import arrange
 from ..names import name_method, name_test
-from ..specs import say_plain
+from ..specs import Spec, say_plain
 from ..statistics import ByTest, Interval, bootstrap, pair, pair_averages
 from ..store import content_hash
 from ..study.reproduce import HOW
 from ..study.show import say_classes
-from ..study.tables import MAIN_TESTS, OWN_TABLES, find_table, pick_seeds
-from ..text import say_value
+from ..study.tables import OWN_TABLES, find_table, pick_seeds, title_table
+from ..text import clean, count, say_points, say_value
 from .formats import escape_markdown
 from .read import check_record, is_record, read_json
 
 FEWEST = 3  # methods of a board
 MEAN = "mean"
+APART = ("corrupted_ooc",)  # not in the mean, nor in the paper's
 FREELY = HOW | {
     "methods",
     "hyper",
@@ -42,14 +43,14 @@ FREELY = HOW | {
 EXPLAINED = """Accuracy in percent: the mean over clients, then over seeds, ± half the width of its 95 % interval (a
 bootstrap over seeds and their clients). All methods of a board answered the same samples. **Bold** is a method that is
 ahead of every other one in the column: the 95 % interval of each difference, paired by seed and client, is above 0.
-Where nothing is bold, nobody has won. The mean is over original, corrupted, ooc, natural and mixture, those that there
-are. Costs are per sample: milliseconds on the named device, with many samples side by side, and forward + backward
-passes through the network, each augmented view counted.
+Where nothing is bold, nobody has won. Each board says what its mean is over. Costs are per sample: milliseconds on the
+named device, with many samples side by side, and forward + backward passes through the network, each augmented view
+counted.
 
-To add a method of yours, run it under the settings of a board, and name both folders:
+To add a method of yours, run it under the settings of a board and with its seeds, and name both folders:
 
 ```
-fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz --methods mine.py:Mine --save mine
+fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz --seeds 0,1,2 --methods mine.py:Mine --save mine
 fedthe leaderboard results mine --out leaderboard.md
 ```"""
 
@@ -62,6 +63,16 @@ class Entry:
     ms: float | None  # per sample
     passes: Sequence[float] | None  # forward and backward, per sample
     command: str
+    spec: Spec = Spec("")
+    source: str = ""  # the record
+    hyper: Mapping[str, Any] = field(default_factory=dict)  # as the settings give them
+    auroc: Mapping[str, float] = field(default_factory=dict)  # by test that has an unknown class
+
+    def is_same(self, other: Entry) -> bool:
+        """Whether two records hold the same method, with the same numbers: code behind a name may have changed."""
+        if (self.spec, self.hyper) != (other.spec, other.hyper):
+            return False
+        return all(self.tests[test] == other.tests[test] for test in self.tests.keys() & other.tests.keys())
 
 
 @dataclass
@@ -71,54 +82,70 @@ class Board:
     device: str
     classes: Mapping[str, float]  # effective, by seed
     names: dict[str, str]  # of natural tests
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Entry] = field(default_factory=dict)  # by the id of the method; see `_put`
     sources: list[str] = field(default_factory=list)  # ids of tables
 
     @property
     def tests(self) -> list[str]:
         """The tests that all methods have."""
         every = dict.fromkeys(test for entry in self.entries.values() for test in entry.tests)
-        return [test for test in every if all(entry.tests.get(test) for entry in self.entries.values())]
+        return [test for test in every if all(_has(entry, test) for entry in self.entries.values())]
 
     @property
     def averaged(self) -> list[str]:
-        return [test for test in MAIN_TESTS if test in self.tests]
+        return [test for test in self.tests if test not in APART] or self.tests
+
+    @property
+    def rejecting(self) -> list[str]:
+        """The tests for which all methods have an AUROC."""
+        return [test for test in self.tests if all(test in entry.auroc for entry in self.entries.values())]
+
+    def name_test(self, test: str) -> str:
+        return self.names.get(test, name_test(test))
 
 
 def read_boards(folders: Iterable[Path]) -> tuple[list[Board], list[str]]:
     """All boards of at least three methods, and the ids of the tables on none. Larger boards come first."""
     boards: dict[str, Board] = {}
-    records = []
-    for path in list_records(folders):
-        value = read_json(path)
-        if is_record(value) and "data" not in value:  # no figure
-            records.append(check_record(value, path))
+    records = {path: record for folder in folders for path, record in read_records(folder).items()}
     # a board has the title of its largest table
-    for record in sorted(records, key=lambda record: -len(_list_methods(record))):
+    for path, record in sorted(records.items(), key=lambda each: -len(_list_methods(each[1]))):
         if len(record["cases"]) == 1:  # not of severities
-            _add(boards, record)
+            _add(boards, record, path)
     shown = [board for board in boards.values() if len(board.entries) >= FEWEST]
     lost = [id for board in boards.values() if board not in shown for id in board.sources]
     return sorted(shown, key=lambda board: -len(board.entries)), sorted(set(lost))
 
 
-def list_records(folders: Iterable[Path]) -> list[Path]:
-    found: list[Path] = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; name one that `fedthe table --save` wrote to.")
-        found += sorted(folder.rglob("*.json"))
-    return found
+def read_records(folder: Path) -> dict[Path, Mapping[str, Any]]:
+    """All records of tables in a folder, by file."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; name one that `fedthe table --save` wrote to.")
+    values = {path: read_json(path) for path in sorted(folder.rglob("*.json"))}
+    known = {path: value for path, value in values.items() if is_record(value)}
+    if not known and any(path.name == "config.json" for path in values):
+        raise InputError(
+            f"{folder} holds a run, not a record of a table; run its methods under the settings of a table: "
+            "`fedthe table main-dir0.1 KEY=VALUE ... --methods NAME,... --save FOLDER` writes a record."
+        )
+    return {path: check_record(value, path) for path, value in known.items() if "data" not in value}  # no figure
 
 
-def _add(boards: dict[str, Board], record: Mapping[str, Any]) -> None:
+def _has(entry: Entry, test: str) -> bool:
+    """Whether a method has a number for a test, with every seed."""
+    seeds = entry.tests.get(test, {}).values()
+    return bool(seeds) and all(any(each is not None for each in clients) for clients in seeds)
+
+
+def _add(boards: dict[str, Board], record: Mapping[str, Any], path: Path) -> None:
     (case,) = record["cases"]
     config = make_config(case["config"])
     same = {key: value for key, value in config.filled().as_dict().items() if key not in FREELY}
     key = content_hash(same, case["manifests"])
     table = find_table(record["id"])
-    changed = ", ".join(f"{key}={_say(value[0])}" for key, value in record["changed"].items() if key != "seeds")
-    title = f"{table.title}{f' ({changed})' if changed else ''}"
+    title = title_table(table, config)
+    changed = ", ".join(_list_words(record, "hyper", *([] if title == table.title else ["unknown"])))
+    title = f"{title}{f' ({changed})' if changed else ''}, {_say_seeds(config.seeds)}"
     device = str(record["environment"].get("device", "an unknown device"))
     classes = record.get("effective_classes", {})
     board = boards.setdefault(key, Board(title, config, device, classes, {}))
@@ -126,10 +153,37 @@ def _add(boards: dict[str, Board], record: Mapping[str, Any]) -> None:
     board.sources.append(table.id)
     for method in _list_methods(record):
         passes = case.get("passes", {}).get(method) or _count_passes(method)
+        rejected = {test: of.get(method, {}).get("auroc") for test, of in case.get("streams", {}).items()}
         entry = Entry(
-            case["clients"][method], case["ms_per_sample"].get(method), passes, write_command(record, config, method)
+            case["clients"][method],
+            case["ms_per_sample"].get(method),
+            passes,
+            write_command(record, config, method),
+            config.specs[method],
+            str(path),
+            config.hyper.get(config.specs[method].name, {}),
+            {test: auroc for test, auroc in rejected.items() if auroc is not None},
         )
-        board.entries.setdefault(method, entry)
+        _put(board, entry)
+
+
+def _put(board: Board, entry: Entry) -> None:
+    """Add a method. Of another one with the same id, the record is part of the key."""
+    id = entry.spec.id
+    alike = [each for each in board.entries.values() if each.spec.id == id]
+    if not any(entry.is_same(each) for each in alike):
+        board.entries[f"{id} ({entry.source})" if alike else id] = entry
+
+
+def _say_seeds(seeds: Sequence[int]) -> str:
+    """seed 0, seeds 0,1 or seeds 0 to 7."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"{_name_seeds(seeds)} {say_value(list(seeds))}"
+
+
+def _name_seeds(seeds: Sequence[int]) -> str:
+    return "seed" if len(seeds) == 1 else "seeds"
 
 
 def _list_methods(record: Mapping[str, Any]) -> list[str]:
@@ -148,7 +202,7 @@ def write_command(record: Mapping[str, Any], config: Config, method: str) -> str
     if method not in table.rows and not config.specs[method].file:
         like = (each for each in OWN_TABLES.values() if each.setting == table.setting and method in each.rows)
         table = next(like, table)
-    words = [f"{key}={_say(value[0])}" for key, value in record["changed"].items() if key != "seeds"]
+    words = _list_words(record)
     if config.dataset != table.setting["dataset"]:
         words.append(f"dataset={config.dataset}")
     if config.natural is not None:
@@ -158,8 +212,11 @@ def write_command(record: Mapping[str, Any], config: Config, method: str) -> str
     return shlex.join(["fedthe", "table", table.id, *words, "--methods", str(config.specs[method])])
 
 
-def _say(value: Any) -> str:
-    return say_value(value) if isinstance(value, list | tuple) else say_plain(value)
+def _list_words(record: Mapping[str, Any], *without: str) -> list[str]:
+    """The changed settings as words of a command; without data and seeds, which have a place of their own."""
+    told = {"seeds", "dataset", *without}
+    changed = {key: ours for key, (ours, *_) in record["changed"].items() if key.partition(".")[0] not in told}
+    return [f"{key}={say_value(v) if isinstance(v, list | tuple) else say_plain(v)}" for key, v in changed.items()]
 
 
 def pair_up(board: Board, a: str, b: str, column: str) -> list[np.ndarray]:
@@ -199,17 +256,28 @@ def _write_board(board: Board) -> str:
         method: {column: measure(board, method, column) for column in (MEAN, *board.tests)} for method in board.entries
     }
     ranked = sorted(measured, key=lambda method: -measured[method][MEAN].mean)
-    titles = [MEAN, *(board.names.get(test, name_test(test)) for test in board.tests)]
+    titles = [
+        MEAN,
+        *map(board.name_test, board.tests),
+        *(f"{board.name_test(test)}: AUROC" for test in board.rejecting),
+    ]
     head = ["", *map(escape_markdown, titles), "ms", "passes"]
     rows = []
     for method in ranked:
+        entry = board.entries[method]
         cells = [
             _write_cell(measured[method][column], is_best(board, method, column)) for column in (MEAN, *board.tests)
         ]
-        rows.append([escape_markdown(name_method(method)), *cells, *_write_costs(board.entries[method])])
+        cells += [say_points(entry.auroc[test]) for test in board.rejecting]
+        rows.append([escape_markdown(_name(board, entry)), *cells, *_write_costs(entry)])
     table = [_write_row(head), "|---|" + "---:|" * (len(head) - 1), *map(_write_row, rows)]
     config, seeds = board.config, board.config.seeds
-    said = f"{config.client_count} clients, {config.rounds} rounds, seeds {say_value(list(seeds))}; {board.device}."
+    ran = [
+        count(config.client_count, "client"),
+        count(config.rounds, "round"),
+        f"{_name_seeds(seeds)} {say_value(list(seeds))}",
+    ]
+    said = f"{', '.join(ran)}; {board.device}. {_explain_columns(board)}"
     classes = f" {say_classes(board.classes)}" if board.classes else ""
     commands = "\n".join(escape(board.entries[method].command) for method in ranked)
     return "\n\n".join(
@@ -222,13 +290,27 @@ def _write_board(board: Board) -> str:
     )
 
 
+def _name(board: Board, entry: Entry) -> str:
+    """Of methods with the same id, with the record that each comes from."""
+    several = sum(each.spec.id == entry.spec.id for each in board.entries.values()) > 1
+    return f"{name_method(entry.spec.id)}{f' ({clean(entry.source, 200)})' if several else ''}"
+
+
+def _explain_columns(board: Board) -> str:
+    *others, last = map(board.name_test, board.averaged)
+    said = f"The mean is over {', '.join(others)} and {last}." if others else f"The mean is that of {last}."
+    if board.rejecting:
+        said += " AUROC: in percent, how often an answer to a known class is more confident than one to an unknown one."
+    return said
+
+
 def _write_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
 def _write_cell(found: Interval, best: bool) -> str:
-    mean = f"**{found.mean:.1f}**" if best else f"{found.mean:.1f}"
-    return mean if found.low is None or found.high is None else f"{mean} ±{(found.high - found.low) / 2:.1f}"
+    mean = f"**{say_points(found.mean)}**" if best else say_points(found.mean)
+    return mean if found.low is None or found.high is None else f"{mean} ±{say_points((found.high - found.low) / 2)}"
 
 
 def _write_costs(entry: Entry) -> list[str]:

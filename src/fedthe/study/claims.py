@@ -15,6 +15,7 @@ from typing import Any
 from .. import store
 from ..names import name_method
 from ..statistics import ByTest, Interval, bootstrap, pair, pair_averages
+from ..text import say_points
 from .reproduce import read_record
 from .tables import AVERAGE, MAIN_TESTS, Table, find_table, method_of
 
@@ -160,14 +161,14 @@ def compare(
     paper = ""
     if mine is not None and theirs is not None:
         over = "" if theirs == other or isinstance(b, str) else f" over {name_row(theirs)}"
-        paper = f"{mine - (record.paper(theirs, test) or 0):+.1f}{over}"
-    ours, others = (f"{name_row(method)} {record.score(method, test):.1f}" for method in (a, other))
+        paper = f"{say_points(mine - (record.paper(theirs, test) or 0), '+')}{over}"
+    ours, others = (f"{name_row(method)} {say_points(record.score(method, test))}" for method in (a, other))
     return [Part(label, ours, rule(gap), others, say_gap(gap), paper)]
 
 
 def say_gap(gap: Interval) -> str:
-    said = f"{gap.mean:+.1f}"
-    return said if gap.low is None or gap.high is None else f"{said} [{gap.low:.1f}, {gap.high:.1f}]"
+    said = say_points(gap.mean, "+")
+    return said if gap.low is None or gap.high is None else f"{said} [{say_points(gap.low)}, {say_points(gap.high)}]"
 
 
 def name_row(method: str) -> str:

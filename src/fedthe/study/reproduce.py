@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +18,7 @@ from ..experiment.work import prepare
 from ..records import read_json
 from ..statistics import count_effective, deviation
 from ..text import flatten
-from .tables import AVERAGE, SEEDS, Table, TableCase, fill_table, method_of, plan_cases
+from .tables import AVERAGE, SEEDS, Table, TableCase, fill_table, method_of, plan_cases, title_table
 
 FORMAT = 1
 # The paper's datasets and natural shifts, as our loaders name them. Numbers on others are not compared.
@@ -28,7 +28,7 @@ PAPER_SHIFTS = {"cifar10": {"cifar10.1-v6"}, "imagenet32": {"imagenet-a", "image
 PAPER_DIGESTS = {"cifar10": "52115a721773f77e52fc176838060b67ff1ff84c743c8bdf182ec0128043940d"}
 # Settings that may differ from the paper's: where and how an experiment runs, and what is compared separately.
 HOW = {"name", "out", "engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "keep", "curve"}
-FREE = HOW | {"methods", "dataset", "natural"}
+FREE = HOW | {"methods", "dataset", "natural"}  # a dataset of another name is listed apart
 
 
 def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:
@@ -49,7 +49,7 @@ def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict
     return {
         "format": FORMAT,
         "id": table.id,
-        "title": table.title,
+        "title": title_table(table, done[0][0].config),
         "columns": columns,
         "names": {column: names[column] for column in columns if column in names},
         "compared": find_comparable(table, done, columns),
@@ -119,12 +119,24 @@ def say_unchecked(names: Sequence[str]) -> str:
 
 def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, list[Any]]:
     """Settings that differ from the paper's, by name: ours and the paper's. More seeds than its three do not count."""
-    changed: dict[str, list[Any]] = {}
+    dataset, papers_own = done[0][0].config.dataset, table.setting["dataset"]
+    same = dataset.partition(":")[0] == papers_own  # wherever it lies
+    changed: dict[str, list[Any]] = {} if same else {"dataset": [dataset, papers_own]}
     for (case, _), planned in zip(done, plan_cases(table), strict=True):
-        ours, papers = case.config.filled().as_dict(), planned.config.filled().as_dict()
+        ours, papers = (_list_settings(each.config.filled().as_dict()) for each in (case, planned))
         papers["seeds"] = ours["seeds"] if len(ours["seeds"]) >= len(SEEDS) else SEEDS
-        changed |= {key: [ours[key], papers[key]] for key in ours if key not in FREE and ours[key] != papers[key]}
+        apart = [key for key in ours if key not in FREE and ours[key] != papers.get(key)]
+        changed |= {key: [ours[key], papers.get(key)] for key in apart}
     return changed
+
+
+def _list_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Each setting by the name that a command gives it, such as hyper.fedthe.alpha."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = _list_settings(value) if isinstance(value, Mapping) else None
+        found |= {key: value} if inner is None else {f"{key}.{name}": each for name, each in inner.items()}
+    return found
 
 
 def describe_case(case: TableCase, results: Results) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ..statistics import deviation
-from ..text import say_value
+from ..text import say_points, say_value
 from . import streams
 from .bill import Bill
 from .reproduce import say_unchecked
@@ -46,8 +46,8 @@ def _lay_out_rows(table: Table, record: Mapping[str, Any], say: Callable[[Number
 
 
 def _say_cell(ours: Number, paper: Number | None) -> str:
-    said = " ±".join(f"{each:.1f}" for each in ours)
-    return said if paper is None else f"{said}\n{paper[0]:.1f} {ours[0] - paper[0]:+.1f}"
+    said = " ±".join(map(say_points, ours))
+    return said if paper is None else f"{said}\n{say_points(paper[0])} {say_points(ours[0] - paper[0], '+')}"
 
 
 def _say_high_cell(ours: Number, paper: Number | None) -> str:
@@ -79,8 +79,9 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         for name, both in record["changed"].items()
     }
     if said:
-        listed = ", ".join(f"{name} {ours} ({papers})" for name, (ours, papers) in said.items())
-        remarks.append(f"Not the paper's settings: {listed}.")
+        listed = ", ".join(f"{name} {ours} ({planned})" for name, (ours, planned) in said.items())
+        whose = "this table's" if record.get("id") in OWN_TABLES else "the paper's"
+        remarks.append(f"Not {whose} settings: {listed}.")
     for case in record["cases"]:
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
@@ -124,5 +125,5 @@ def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
 
 
 def _write_cell(ours: Number, paper: Number | None) -> str:
-    said = "±".join(f"{each:.1f}" for each in ours)
-    return said if paper is None else f"{said} ({ours[0] - paper[0]:+.1f})"
+    said = "±".join(map(say_points, ours))
+    return said if paper is None else f"{said} ({say_points(ours[0] - paper[0], '+')})"

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ..config import Config, make_config
 from ..errors import InputError
+from ..methods import METHODS, STUDIES
 from ..names import METHOD_NAMES, NET_NAMES
 from ..nets.make import MODELS
 from ..specs import parse_spec
-from ..text import find_nearest
+from ..text import clean, find_nearest
 from . import judged, streams
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
@@ -120,6 +122,15 @@ def find_table(name: str) -> Table:
     return tables[name]
 
 
+def title_table(table: Table, config: Config) -> str:
+    """The title of a table; if it ran on other data, its id and that data, as titles name the data they are about."""
+    kind, _, path = config.dataset.partition(":")
+    if kind == table.setting["dataset"] and config.unknown == table.setting.get("unknown"):
+        return table.title
+    data = kind if kind == table.setting["dataset"] else Path(path).name or kind
+    return clean(f"{table.id} on {data}{f' without class {config.unknown}' if config.unknown else ''}", 160)
+
+
 def method_of(row: str) -> str:
     """The id of the method in a row of the paper: "(9) (8) with SLW = fedthe" is ablation_9."""
     return f"ablation_{row[1 : row.index(')')]}" if row.startswith("(") else row
@@ -160,13 +171,15 @@ def name_rows(table: Table) -> dict[str, str]:
 
 
 def pick_rows(table: Table, methods: Sequence[str]) -> list[str]:
-    """Rows of the table by the paper's names or our ids; all rows if `methods` is empty. A method from a file,
-    FILE.py:NAME, is a row of its own."""
-    names = name_rows(table)
-    own = [method for method in methods if parse_spec(method).file] if set(methods) - names.keys() else []
-    for method in methods:
-        if method not in names and method not in own:
-            raise InputError(f"{table.id} has no row {method!r}; {find_nearest(method, names)}")
+    """Rows of the table by the paper's names or our ids; all rows if `methods` is empty. Any other method of the
+    package, and one from a file, FILE.py:NAME, is a row of its own."""
+    names, package = name_rows(table), METHODS | STUDIES
+    own = [method for method in dict.fromkeys(methods) if method not in names]
+    for method in own:
+        spec = parse_spec(method)
+        if not spec.file and spec.name not in package:
+            near = find_nearest(spec.name, names | package)
+            raise InputError(f"{table.id} has no row {method!r}, and there is no such method; {near}")
     chosen = {names[method] for method in methods if method in names}
     return [*(row for row in table.rows if not methods or row in chosen), *own]
 
