@@ -27,7 +27,7 @@ class ClientScore:
     ms_per_sample: float
     nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
     unknown: int = 0  # further samples, of a class that no client holds
-    auroc: float | None = None  # how well the probability of the answer tells those apart, from 0 to 1; None: no such
+    auroc: float | None = None  # percent: how well the probability of the answer tells those apart; None: no such
     group: str = "trained"  # one of GROUPS
 
     @property
@@ -63,7 +63,7 @@ def make_row(method: str, seed: int, test: str, client: int, scores: Scores, gro
         ms_per_sample=1000 * scores.seconds / len(scores.known),
         nll=scores.nll,
         unknown=int((~scores.known).sum()),
-        auroc=scores.auroc,
+        auroc=None if scores.auroc is None else 100 * scores.auroc,
         group=group,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import timeline
+from ..data.numbers import read_whole
 from ..data.shifts import ORIGINS
 from ..errors import InputError
 from ..names import STREAM_NAMES
@@ -264,8 +265,9 @@ def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:
 
 def tabulate_curves(results: Results, test: str, window: int) -> dict[str, list[Any]]:
     """Columns with a row for every method and position."""
-    if window < 1:
-        raise InputError(f"window must be at least 1, but it is {window}.")
+    window = read_whole("window", window)
+    if window < 1 or window % 2 == 0:
+        raise InputError(f"window must be an odd number from 1 on, as it is centred, but it is {window}.")
     found = draw_streams(_read(results, test), [test], window)[test]
     columns: dict[str, list[Any]] = {name: [] for name in ("method", "position", "accuracy", "std", "phase")}
     phases = [phase for low, high, phase in found.bands for _ in range(low, high)]
