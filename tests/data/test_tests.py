@@ -104,11 +104,9 @@ def test_recurring_regimes_come_back_three_times():
     federation = make()
     for k, stream in enumerate(federation.tests["recurring"]):
         n = len(own_rows(federation, k))
-        block, sizes = n * 17 // 100, {"own": n, "ooc": len(ooc_rows(federation, k))}
+        blocks = {"own": n * 16 // 100, "corrupted": n * 16 // 100, "ooc": len(ooc_rows(federation, k)) * 16 // 100}
         told = [(ORIGINS[o], len(list(of))) for o, of in groupby(stream.origin.tolist())]
-        blocks = [("own", block), ("corrupted", block), ("ooc", block)]
-        assert told == literal.take_turns(blocks, sizes, {"corrupted": "own"})
-        assert [pool for pool, _ in told[:9]] == ["own", "corrupted", "ooc"] * 3
+        assert told == [*blocks.items()] * 3
         corrupted = stream.take(stream.source == CORRUPTED)
         usual = dict(zip(federation.test_rows.tolist(), federation.corruptions.tolist(), strict=True))
         assert [usual[row] for row in corrupted.rows.tolist()] == corrupted.kind.tolist()

@@ -221,8 +221,9 @@ class Results:
         """How every method takes a stream in time; one row per method, as the page on streams defines it.
 
         Columns (%): `accuracy`, `worst_window` and `forgetting`, with intervals (`_low`, `_high`), `worst_client`,
-        `auroc`, `fpr95`, and for each phase P `accuracy P`, `steady P`, `recovery P` and `lost P` (samples). A pandas
-        DataFrame if pandas is installed, else a dict of NumPy arrays.
+        `auroc`, `fpr95`, and for each phase P `accuracy P`, `steady P`, `recovery P` with `recovery_low P` and
+        `recovery_high P` (samples), and `lost P` (samples). A pandas DataFrame if pandas is installed, else a dict of
+        NumPy arrays.
 
         Raises:
             InputError: for an unknown test, or if the files of samples are missing.

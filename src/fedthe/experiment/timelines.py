@@ -111,13 +111,19 @@ def _name_phases(origin: np.ndarray, severity: np.ndarray, several: bool) -> np.
 
 def list_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]) -> list[str]:
     """The streams in time among these tests: those that are named so, and others that have several segments."""
-    cut = {
+    cut = find_cut(samples)
+    return [test for test in tests if test in STREAM_NAMES or test in cut]
+
+
+def find_cut(samples: Mapping[tuple[str, int], Samples]) -> list[str]:
+    """The tests that have several segments."""
+    cut = dict.fromkeys(
         name.rsplit("/", 2)[0]
         for kept in samples.values()
         for name, values in kept.items()
         if name.endswith("/segment") and len(values) and values[0] != values[-1]
-    }
-    return [test for test in tests if test in STREAM_NAMES or test in cut]
+    )
+    return list(cut)
 
 
 def score_streams(
@@ -258,7 +264,7 @@ def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:
     for name in ("worst_client", "auroc", "fpr95"):
         add(name, (getattr(score, name) for score in scores.values()))
     for phase in dict.fromkeys(phase for score in scores.values() for phase in score.phases):
-        for name in ("accuracy", "steady", "recovery", "lost"):
+        for name in ("accuracy", "steady", "recovery", "recovery_low", "recovery_high", "lost"):
             add(f"{name} {phase}", (getattr(score.phases.get(phase), name, None) for score in scores.values()))
     return columns
 
