@@ -104,11 +104,9 @@ def test_recurring_regimes_come_back_three_times():
     federation = make()
     for k, stream in enumerate(federation.tests["recurring"]):
         n = len(own_rows(federation, k))
-        block, sizes = n * 17 // 100, {"own": n, "ooc": len(ooc_rows(federation, k))}
+        blocks = {"own": n * 16 // 100, "corrupted": n * 16 // 100, "ooc": len(ooc_rows(federation, k)) * 16 // 100}
         told = [(ORIGINS[o], len(list(of))) for o, of in groupby(stream.origin.tolist())]
-        blocks = [("own", block), ("corrupted", block), ("ooc", block)]
-        assert told == literal.take_turns(blocks, sizes, {"corrupted": "own"})
-        assert [pool for pool, _ in told[:9]] == ["own", "corrupted", "ooc"] * 3
+        assert told == [*blocks.items()] * 3
         corrupted = stream.take(stream.source == CORRUPTED)
         usual = dict(zip(federation.test_rows.tolist(), federation.corruptions.tolist(), strict=True))
         assert [usual[row] for row in corrupted.rows.tolist()] == corrupted.kind.tolist()
@@ -195,6 +193,22 @@ def test_the_open_set_has_known_and_unknown_samples_and_nobody_trains_on_these()
             before = by_pixels[image.tobytes()]
             assert before == (7 if label < 0 else label + (label >= 7))
         assert (np.diff(stream.origin.astype(int)) != 0).sum() > len(stream) / 4  # mixed
+
+
+def test_an_unknown_class_is_kept_by_its_name():
+    one, other = (build(make_dataset(), Settings(CLIENTS, 1.0, unknown=given)) for given in ("class 7", 7))
+    assert one.settings.unknown == other.settings.unknown == "class 7"
+    assert one.manifest == other.manifest
+    assert one.content_hash == build(make_dataset(), Settings(CLIENTS, 1.0, unknown="7")).content_hash
+    assert build(one.dataset, one.settings).manifest == one.manifest  # again, without the class
+    for bad in (3.0, True, ["3"]):
+        fails(lambda bad=bad: Settings(CLIENTS, 1.0, unknown=bad), "unknown must be a class, by its name or number")
+    fails(lambda: build(make_dataset(), Settings(CLIENTS, 1.0, unknown=-1)), "must be a class of made, not '-1'")
+
+
+def test_the_name_of_an_unknown_class_wins_over_a_number():
+    pool = Pool("digits", np.zeros((60, 8, 8, 1), np.uint8), np.arange(60) % 3, ("2", "1", "0"))
+    assert set_aside(Dataset(pool), "2").pool.classes == ("1", "0")
 
 
 def test_holdings_lose_the_unknown_class_too():

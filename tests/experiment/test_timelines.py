@@ -168,6 +168,12 @@ def test_an_open_set_is_scored_by_rejection(results):
         assert table["auroc"][i] == pytest.approx(100 * np.mean(areas), abs=0.5)  # files hold 32 bits, which tie
         assert table["fpr95"][i] == pytest.approx(100 * np.mean(rates))
     assert "auroc" not in results.timeline("switch10")
+    frame = as_columns(results.frame())
+    assert frame["auroc"].dtype == np.float64
+    assert np.isnan(frame["auroc"][frame["test"] != "open_set"]).all()
+    for method, of in results.rejection().items():
+        rows = (frame["test"] == "open_set") & (frame["method"] == method)
+        assert frame["auroc"][rows].mean() == pytest.approx(of["open_set"])
 
 
 def test_a_run_has_its_curves(results):
@@ -181,7 +187,13 @@ def test_a_run_has_its_curves(results):
 
 def test_a_timeline_is_refused_in_a_sentence(results, tmp_path):
     fails(lambda: results.timeline("switch11"), "there is no test 'switch11'", "switch10")
-    fails(lambda: results.over_time("switch10", 0), "window must be at least 1")
+    for bad in (0, 2, -1):
+        fails(
+            lambda bad=bad: results.over_time("switch10", bad),
+            f"odd number from 1 on, as it is centred, but it is {bad}",
+        )
+    for bad in (1.5, "a", None):
+        fails(lambda bad=bad: results.over_time("switch10", bad), "window must be a whole number")
     away = results.folder / "samples"
     away.rename(tmp_path / "samples")
     try:

@@ -5,6 +5,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
 from fedthe.experiment.timelines import Estimate, PhaseScore, StreamScore
@@ -17,7 +18,7 @@ from fedthe.report.read import STREAM
 from fedthe.report.shapes import Malformed, check
 from fedthe.report.streams import gather_streams, read_streams
 from fedthe.store import write_sealed
-from fedthe.study.draw_streams import pick_streams
+from fedthe.study.draw_streams import break_line, pick_streams
 from helpers import fails
 from report_pages import FIGURE_CONFIG, make_shown
 from stream_samples import SLOW, make_samples
@@ -50,6 +51,29 @@ def test_tables_say_what_was_measured(streams):
     assert "AUROC" not in switch.head
     assert list(ramp.head)[-1] == "slowest recovery"
     assert "corrupted, severity 5" in ramp.head
+
+
+def test_zero_has_no_sign_and_a_single_segment_no_chart(streams):
+    none = Estimate(-1.3e-15, -2.0, 0.04)
+    score = StreamScore(Estimate(50.0, None, None), None, None, none, {"own": PhaseScore(40.0)})
+    (block,) = lay_out_streams(show({"switch50": Timeline({"fedavg": score})}, methods=("fedavg",)))
+    assert block.rows[0][1][list(block.head).index("forgetting")].text == "0.0 (-2.0 to 0.0)"
+    made = {
+        who: {name.replace("switch50", "open_set"): values for name, values in kept.items() if name[0] == "s"}
+        for who, kept in make_samples(clients=2, size=60).items()
+    }
+    for kept in made.values():
+        kept |= {name: 0 * values for name, values in kept.items() if name.endswith("/segment")}
+    (stream,) = gather_streams(made, ["open_set"], {}).values()
+    assert stream.scores
+    assert stream.curves is None
+    assert all(stream.curves for stream in streams.values())
+
+
+def test_lines_break_where_segments_do():
+    at, mean = break_line([0, 2, 4, 5, 6], [1.0, 2, 3, 4, 5], [(0, 4, "own"), (4, 6, "ooc"), (6, 7, "own")])
+    assert np.array_equal(at, [0, 2, np.nan, 4, 5, 6], equal_nan=True)
+    assert np.array_equal(mean, [1, 2, np.nan, 3, 4, 5], equal_nan=True)
 
 
 def test_what_is_not_known_and_what_does_not_recover():
@@ -174,6 +198,12 @@ def test_charts_show_the_streams_of_the_selected_run(browser, streams, tmp_path)
         lines = "document.querySelector('#streams .chart').data.filter((each) => each.hoverinfo === 'text').length"
         bands = "document.querySelector('#streams .chart').layout.shapes.length"
         assert (page.evaluate(lines), page.evaluate(bands)) == (len(SLOW), 8)
+        # a line has a gap before every segment but the first, and begins at position 0
+        line = "document.querySelector('#streams .chart').data.filter((each) => each.hoverinfo === 'text')[0]"
+        gaps = page.evaluate(f"{line}.x.map((each, i) => [each, i]).filter(([each]) => each === null).length")
+        assert (gaps, page.evaluate(f"{line}.x[0]")) == (7, 0)
+        after = page.evaluate(f"{line}.x.filter((each, i) => i > 0 && {line}.x[i - 1] === null)")
+        assert after == [50, 100, 150, 200, 250, 300, 350]
         section.get_by_role("button", name="FedAvg + FT").click()
         page.wait_for_function(f"{lines} === {len(SLOW) - 1}")
         assert section.locator(".stream:visible tbody th").all_inner_texts() == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,14 +152,18 @@ def _print_sweep(sweep: Sweep) -> None:
     print(f"The sweep took {seconds:.0f} s; the plot is {place}, its numbers are in sweep.csv and sweep.json.")
 
 
-GROUPS = {"joined": "joined after training", "unlabeled": "joined after training, without labels"}
+def _break_heads(heads: Sequence[str]) -> list[str]:
+    """Heads that fit a terminal of 80 columns."""
+    short = {"average": "mean"}
+    return [short.get(head, head).replace("corrupted_", "corr.\n").replace(" AUROC", "\nAUROC") for head in heads]
 
 
-def _print_group(results: Results, title: str) -> None:
+def _print_group(results: Results, name: str) -> None:
     from ..experiment.notebook import lay_out
+    from ..experiment.scores import GROUPS
 
-    grid = lay_out(results)
-    table = make_table("method", *grid.head, title=f"Clients that {title}", collapse_padding=True, pad_edge=False)
+    grid, title = lay_out(results), f"Clients that {GROUPS[name]}"
+    table = make_table("method", *_break_heads(grid.head), title=title, collapse_padding=True, pad_edge=False)
     for name, row in grid.rows:
         table.add_row(name, *(cell.text.split(" ± ")[0] for cell in row))
     print_rich(table)
@@ -167,13 +172,15 @@ def _print_group(results: Results, title: str) -> None:
 def _print_results(results: Results) -> None:
     from rich.text import Text
 
-    from ..experiment.notebook import DAGGER, lay_out
+    from ..experiment.notebook import AUROC, DAGGER, lay_out
+    from ..experiment.scores import GROUPS
     from ..text import flatten
 
     grid = lay_out(results)
-    heads = [head.replace("corrupted_", "corr.\n") for head in grid.head[:-1]]
     tight = {"collapse_padding": True, "pad_edge": False}  # fits a terminal of 80 columns
-    table = make_table("method", *heads, "mean", "ms", title="Accuracy in %, mean over clients", **tight)
+    which = f" that {GROUPS['trained']}" if results.config.unseen else ""
+    title = f"Accuracy in %, mean over clients{which}"
+    table = make_table("method", *_break_heads(grid.head), "ms", title=title, **tight)
     table.columns[0].no_wrap = True
     for method, (name, row) in zip(results.table(), grid.rows, strict=True):
         speeds = [each.ms_per_sample for each in results.rows if each.method == method]
@@ -181,10 +188,10 @@ def _print_results(results: Results) -> None:
         table.add_row(name, *cells, f"{sum(speeds) / len(speeds):.2f}")
     print_rich(table)
     for note in grid.notes:
-        if note.startswith(("Bold", DAGGER)):
+        if note.startswith(("Bold", DAGGER, AUROC)):
             print(note)
     for name in results.groups[1:]:
-        _print_group(results.group(name), GROUPS[name])
+        _print_group(results.group(name), name)
     for note in results.notes:
         print(f"note: {flatten(note, 500)}")
     if results.reused:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +46,7 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
             notes.append(f"{name}: no such test for client {', '.join(without)}, which has too few test rows for it")
     if federation.unseen:
         who = ", ".join(map(str, federation.unseen))
-        notes.append(f"unseen: clients that join after training: {who}; tables are of the others")
+        notes.append(f"unseen: clients that join after training: {who}")
     if dataset.unknown is not None:
         notes.append(f"no client holds {call(dataset.unknown)}, which open_set asks about")
     for part in ("train", "test"):
@@ -59,4 +59,18 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
     unused = len(dataset.pool) - sum(len(split.rows) for split in federation.clients)
     if unused and settings.partition != "given" and settings.train_fraction == settings.test_fraction == 1:
         notes.append(f"{unused} rows left over, so that all clients hold the same number")
+    return notes
+
+
+def note_cuts(federation: Federation, tests: Iterable[str], samples: int | None) -> list[str]:
+    """On streams in time whose last segment begins after so many samples, which are all that is answered."""
+    notes = []
+    for name in tests:
+        there = [stream for stream in federation.tests[name] if stream is not None]
+        cut = sum(bool(stream.first(samples).segment[-1] < stream.segment[-1]) for stream in there)
+        if cut:
+            who = f"{cut} of {len(there)} clients"
+            notes.append(
+                f"{name}: samples={samples} ends it before its last segment for {who}; raise it to see the rest"
+            )
     return notes

@@ -269,7 +269,10 @@ def build(dataset: Dataset, settings: Settings) -> Federation:
 
     No row is in two splits.
     """
-    s, dataset = settings, set_aside(dataset, settings.unknown)
+    dataset = set_aside(dataset, settings.unknown)
+    if settings.unknown is not None and dataset.unknown is not None:
+        settings = replace(settings, unknown=dataset.unknown.name)
+    s = settings
     if s.partition == "given":
         splits = _split_held(dataset, s)
     else:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..errors import InputError
+from ..text import quote
 from .feature_shift import FEATURE_SHIFTS, FeatureShift
 from .numbers import read_number, read_whole
 from .partition import PARTITIONS, USE_DIRICHLET, Partition, check_dirichlet
@@ -54,6 +57,7 @@ class Settings:
             raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
         for name, text in self.streams.items():
             parse_pieces(name, text)
+        object.__setattr__(self, "unknown", _read_class(self.unknown))
 
     @property
     def count_unseen(self) -> int:
@@ -82,3 +86,12 @@ class Settings:
             if not told[name]:
                 del told[name]
         return told
+
+
+def _read_class(unknown: object) -> str | None:
+    """The name or the number of a class, as text."""
+    if unknown is None or isinstance(unknown, str):
+        return unknown
+    if isinstance(unknown, bool) or not isinstance(unknown, int | np.integer):
+        raise InputError(f"unknown must be a class, by its name or number, not {quote(unknown)}.")
+    return str(unknown)

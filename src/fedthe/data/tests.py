@@ -165,7 +165,7 @@ TESTS: dict[str, Recipe] = {
     "switch50": Pieces("own 50, ooc 50, ..."),
     "switch100": Pieces("own 100, ooc 100, ..."),
     "gradual": Gradual(),
-    "recurring": Pieces("own 17%, corrupted 17%, ooc 17%, ..."),  # each three times
+    "recurring": Pieces(", ".join(["own 16%, corrupted 16%, ooc 16%"] * 3)),
     "late": Late(),
     "open_set": Mixed("own", "unknown"),
 }

@@ -14,7 +14,10 @@ from .pool import Dataset, Holding, Pool
 
 
 def set_aside(dataset: Dataset, unknown: str | None) -> Dataset:
-    """The dataset without a class, by its name or number, whose rows are its pool `unknown`; as it is for None."""
+    """The dataset without a class, by its name or number, whose rows are its pool `unknown`; as it is for None.
+
+    That pool has the class's name, which settings keep in place of a number.
+    """
     if dataset.unknown is not None and unknown not in (None, *dataset.unknown.classes):
         raise InputError(f"{clean(dataset.unknown.name)} is set aside already, so unknown has no effect; leave it out.")
     if unknown is None or dataset.unknown is not None:
@@ -24,7 +27,8 @@ def set_aside(dataset: Dataset, unknown: str | None) -> Dataset:
         raise InputError(f"unknown={clean(unknown)} leaves fewer than two classes of {clean(pool.name)}; leave it out.")
     if not (pool.labels == c).any():
         raise InputError(f"{clean(pool.name)} has no rows of the class {quote(unknown)}; choose another for unknown.")
-    gone = Pool(pool.classes[c], pool.x[pool.labels == c], np.zeros((pool.labels == c).sum(), np.int64), (unknown,))
+    name, x = pool.classes[c], pool.x[pool.labels == c]
+    gone = Pool(name, x, np.zeros(len(x), np.int64), (name,))
     left = {name: shift for name, shift in dataset.natural.items() if (shift.labels != c).any()}
     kept = {name: _drop(shift, c) for name, shift in left.items()}
     places = {name: np.cumsum(shift.labels != c) - 1 for name, shift in left.items()}

@@ -39,6 +39,8 @@ def settings_of(federation: Federation) -> dict[str, Any]:
 def fit_to_data(config: Config, dataset: Dataset) -> Config:
     """The config with what it leaves to the data filled in. Refuse settings that the data gives no meaning."""
     name, held = clean(dataset.pool.name), len(dataset.clients)
+    if config.unknown is not None and dataset.unknown is not None:
+        config = replace(config, unknown=dataset.unknown.name)  # which may be given as a number
     partition = config.partition or ("given" if held else "balanced")
     if partition == "given" and not held:
         raise InputError(f"{name} does not say which client holds which rows; choose another partition.")

@@ -14,12 +14,14 @@ from ..names import name_test
 from ..statistics import Difference, compare_pairs, find_average_leader, find_leader, pair
 from ..text import clean
 from .samples import check_known
+from .scores import find_group, say_clients
 from .tables import find_short_streams, list_clients
 
 if TYPE_CHECKING:
     from .results import Results
 
 DAGGER = "†"
+AUROC = "AUROC (%): how well the probability of the answer tells known classes from the unknown one; 50 is chance."
 BOLD = "the best of a column, if the 95 % interval of its lead over the best other (by client and seed) excludes 0"
 
 
@@ -81,6 +83,13 @@ def _write_cell(cell: Cell) -> str:
     return f"<td>{f'<b>{said}</b>' if cell.bold else said}</td>"
 
 
+def name_run(results: Results) -> str:
+    """Its name, with the group of clients if that is not the usual one."""
+    group, config = find_group(results.rows), results.config
+    name = clean(config.name if config.out is None else results.folder.name)
+    return name if group == "trained" else f"{name}, {group} clients"
+
+
 def lay_out(results: Results) -> Grid:
     """The table of accuracies."""
     config, scores = results.config, results.scores()
@@ -99,18 +108,31 @@ def lay_out(results: Results) -> Grid:
         whole = len(means) == len(results.tests)
         return Cell(f"{np.mean(means):.1f}" if whole else "-", best_average == method)
 
+    areas = results.rejection()
+    open_sets = [test for test in results.tests if any(test in of for of in areas.values())]
+
+    def say_areas(method: str) -> list[Cell]:
+        found = [areas.get(method, {}).get(test) for test in open_sets]
+        return [Cell("-" if area is None else f"{area:.1f}") for area in found]
+
     heads = [f"{clean(test)}{DAGGER if test in short else ''}" for test in results.tests]
     seeds = f"{len(config.seeds)} seeds" if len(config.seeds) > 1 else f"seed {config.seeds[0]}"
     count = f"{len(results.methods)} method{'s' if len(results.methods) != 1 else ''}"
     deviation = " and seeds ± standard deviation over seeds" if len(config.seeds) > 1 else ""
-    notes = [f"Accuracy (%), mean over clients{deviation}."]
-    rows = [(clean(method), [*(say(method, test) for test in results.tests), average(method)]) for method in scores]
+    who = say_clients(results.rows, config.client_count) if config.unseen and results.rows else "clients"
+    notes = [f"Accuracy (%), mean over {who}{deviation}."]
+    rows = [
+        (clean(method), [*(say(method, test) for test in results.tests), average(method), *say_areas(method)])
+        for method in scores
+    ]
     if any(cell.bold for _, cells in rows for cell in cells):
         notes.append(f"Bold: {BOLD}.")
     notes += [f"{DAGGER} {clean(name_test(test))}: {said}." for test, said in short.items()]
     notes += [f"Failed: {who}: {clean(why, 200)}" for who, why in results.failures.items()]
-    title = f"{clean(config.name)}: {count} on {clean(config.dataset)}, {config.clients} clients, {seeds}"
-    return Grid(title, [*heads, "average"], rows, notes)
+    if open_sets:
+        notes.append(AUROC)
+    title = f"{name_run(results)}: {count} on {clean(config.dataset)}, {config.clients} clients, {seeds}"
+    return Grid(title, [*heads, "average", *(f"{clean(test)} AUROC" for test in open_sets)], rows, notes)
 
 
 @dataclass(frozen=True)

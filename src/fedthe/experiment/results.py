@@ -191,11 +191,15 @@ class Results:
     def frame(self) -> Any:
         """One row per method, seed, test and client.
 
-        With the columns `samples`, `right`, `accuracy` (%), `ms_per_sample` and `nll`. A pandas DataFrame if pandas is
+        With the columns `samples`, `right`, `accuracy` (%), `ms_per_sample`, `nll`, `unknown` (further samples, of a
+        class that no client holds), `auroc` (%, of such a test; else NaN) and `group`. A pandas DataFrame if pandas is
         installed, else a dict of NumPy arrays.
         """
         names = [each.name for each in fields(ClientScore)]
-        return notebook.make_frame({name: [getattr(row, name) for row in self.rows] for name in names})
+        columns: dict[str, Any] = {name: [getattr(row, name) for row in self.rows] for name in names}
+        for name in ("nll", "auroc"):
+            columns[name] = np.array(columns[name], dtype=np.float64)  # None becomes NaN
+        return notebook.make_frame(columns)
 
     def samples(self, method: str | None = None, test: str | None = None, seed: int | None = None) -> Any:
         """One row per sample, in the order of its stream; of all methods, tests and seeds, or of those named.
@@ -217,8 +221,9 @@ class Results:
         """How every method takes a stream in time; one row per method, as the page on streams defines it.
 
         Columns (%): `accuracy`, `worst_window` and `forgetting`, with intervals (`_low`, `_high`), `worst_client`,
-        `auroc`, `fpr95`, and for each phase P `accuracy P`, `steady P`, `recovery P` and `lost P` (samples). A pandas
-        DataFrame if pandas is installed, else a dict of NumPy arrays.
+        `auroc`, `fpr95`, and for each phase P `accuracy P`, `steady P`, `recovery P` with `recovery_low P` and
+        `recovery_high P` (samples), and `lost P` (samples). A pandas DataFrame if pandas is installed, else a dict of
+        NumPy arrays.
 
         Raises:
             InputError: for an unknown test, or if the files of samples are missing.
@@ -228,8 +233,8 @@ class Results:
     def over_time(self, test: str, window: int = CURVE) -> Any:
         """Accuracy (%) along a stream, and its `std` over seeds; one row per method and position.
 
-        window: samples of the moving average, which is centred and ends where a segment does. A pandas DataFrame if
-        pandas is installed, else a dict of NumPy arrays.
+        Positions count from 0, like `sample` of `samples`. window: samples of the moving average, an odd number; it is
+        centred and ends where a segment does. A pandas DataFrame if pandas is installed, else a dict of NumPy arrays.
         """
         return notebook.make_frame(timelines.tabulate_curves(self, test, window))
 

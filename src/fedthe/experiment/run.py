@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import records, store
+from ..data.notes import note_cuts
 from ..engine.visit import Progress
 from ..errors import Failed, MethodFailed
 from ..methods.base import Method
@@ -54,7 +55,7 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
             costs=done.costs,
             failures={each.who: each.why for each in failures},
             trainings=done.trainings,
-            notes=tuple(dict.fromkeys(note for work in works for note in (*work.federation.notes, *done.notes))),
+            notes=_collect_notes(works, done.notes),
             names={test: name_shift(test, pool) for test, pool in dataset.natural.items()},
             pools={test: pool.name for test, pool in dataset.natural.items()},
             digests={test: pool.digest for test, pool in {"pool": dataset.pool, **dataset.natural}.items()},
@@ -73,6 +74,13 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
         _forget_tracebacks(works, methods, failures)
         write_results(results, about)
     return results
+
+
+def _collect_notes(works: Sequence[Work], of_methods: Iterable[str]) -> tuple[str, ...]:
+    notes: list[str] = []
+    for work in works:
+        notes += [*work.federation.notes, *note_cuts(work.federation, work.tests, work.config.samples)]
+    return tuple(dict.fromkeys([*notes, *of_methods]))
 
 
 def _forget_tracebacks(works: Sequence[Work], methods: Iterable[str], failures: Iterable[Failure]) -> None:

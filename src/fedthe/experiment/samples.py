@@ -27,19 +27,20 @@ COLUMNS = (
 
 
 def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
-    """Per-sample data by method and seed; {} if the file is missing, damaged, or contradicts the results."""
+    """Per-sample data of the group that results are of, by method and seed; {} if the file is missing, damaged, or
+    contradicts the results."""
     rows: dict[tuple[str, int], dict[str, ClientScore]] = {}
     for row in (*results.rows, *results.others):
         rows.setdefault((row.method, row.seed), {})[row.place] = row
     shown = {((row.method, row.seed), row.place): f"{row.test}/{row.client}" for row in results.rows}
-    found: dict[tuple[str, int], Samples] = {pair: {} for pair in rows}
+    found: dict[tuple[str, int], Samples] = {(row.method, row.seed): {} for row in results.rows}
     for name in results.answers:
         try:
             answer = store.read_sealed(results.store / "answers" / f"{name}.json") or {}
         except InputError:
             continue
         pair = answer.get("method"), answer.get("seed")
-        if isinstance(pair[0], str) and isinstance(pair[1], int) and (pair[0], pair[1]) in rows:
+        if isinstance(pair[0], str) and isinstance(pair[1], int) and (pair[0], pair[1]) in found:
             samples = records.read_samples(results.store / "samples" / f"{name}.npz")
             if all(_fits_row(name, samples, rows[pair[0], pair[1]]) for name in samples):
                 places = {name: shown.get(((pair[0], pair[1]), name.rpartition("/")[0])) for name in samples}

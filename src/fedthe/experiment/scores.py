@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +10,12 @@ import numpy as np
 from ..data.shifts import Stream
 from ..engine.evaluate import Scores
 
-# Clients that took part in training; those that joined after it, with their labels; and the same without labels.
-GROUPS = ("trained", "joined", "unlabeled")
+GROUPS = {  # of clients: what they did
+    "trained": "took part in training",
+    "joined": "joined after training, with their labels",
+    "unlabeled": "joined after training, without labels",
+}
+MOST_NAMED = 20  # clients of a group that are listed
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class ClientScore:
     ms_per_sample: float
     nll: float | None = None  # negative log-likelihood in nats, mean over samples; None in files of earlier versions
     unknown: int = 0  # further samples, of a class that no client holds
-    auroc: float | None = None  # how well the probability of the answer tells those apart, from 0 to 1; None: no such
+    auroc: float | None = None  # percent: how well the probability of the answer tells those apart; None: no such
     group: str = "trained"  # one of GROUPS
 
     @property
@@ -63,7 +68,7 @@ def make_row(method: str, seed: int, test: str, client: int, scores: Scores, gro
         ms_per_sample=1000 * scores.seconds / len(scores.known),
         nll=scores.nll,
         unknown=int((~scores.known).sum()),
-        auroc=scores.auroc,
+        auroc=None if scores.auroc is None else 100 * scores.auroc,
         group=group,
     )
 
@@ -78,3 +83,20 @@ def make_columns(scores: Scores, labels: np.ndarray, stream: Stream) -> dict[str
         "truth": np.exp(scores.log_truth).astype(np.float32),
         **{column: getattr(stream, column) for column in ("segment", "origin", "kind", "severity")},
     }
+
+
+def find_group(rows: Sequence[ClientScore]) -> str:
+    """The group of clients that rows are of."""
+    return rows[0].group if rows else "trained"
+
+
+def say_clients(rows: Sequence[ClientScore], count: int) -> str:
+    """The group of clients that rows are of, and who they are, of so many: for runs in which some join late."""
+    seeds: dict[int, set[int]] = {}
+    for row in rows:
+        seeds.setdefault(row.seed, set()).add(row.client)
+    listed = {seed: ", ".join(map(str, sorted(of))) for seed, of in seeds.items()}
+    alike = len(set(listed.values())) == 1
+    named = listed[rows[0].seed] if alike else "; ".join(f"seed {seed}: {each}" for seed, each in listed.items())
+    most = max(map(len, seeds.values()))
+    return f"{most} of {count} clients{f' ({named})' if most <= MOST_NAMED else ''}, which {GROUPS[find_group(rows)]}"

@@ -52,7 +52,7 @@ def average_nll(rows: Iterable[ClientScore]) -> Means:
 def average_auroc(rows: Iterable[ClientScore]) -> Means:
     """The area under the ROC curve of known against unknown classes in percent, mean over clients."""
     known = [row for row in rows if row.auroc is not None]
-    return _average(known, lambda clients: 100 * float(np.mean([row.auroc for row in clients])))
+    return _average(known, lambda clients: float(np.mean([row.auroc for row in clients])))
 
 
 def find_calibration_errors(samples: Mapping[tuple[str, int], Samples]) -> Means:

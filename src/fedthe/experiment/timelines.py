@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import timeline
+from ..data.numbers import read_whole
 from ..data.shifts import ORIGINS
 from ..errors import InputError
 from ..names import STREAM_NAMES
@@ -110,13 +111,19 @@ def _name_phases(origin: np.ndarray, severity: np.ndarray, several: bool) -> np.
 
 def list_streams(samples: Mapping[tuple[str, int], Samples], tests: Iterable[str]) -> list[str]:
     """The streams in time among these tests: those that are named so, and others that have several segments."""
-    cut = {
+    cut = find_cut(samples)
+    return [test for test in tests if test in STREAM_NAMES or test in cut]
+
+
+def find_cut(samples: Mapping[tuple[str, int], Samples]) -> list[str]:
+    """The tests that have several segments."""
+    cut = dict.fromkeys(
         name.rsplit("/", 2)[0]
         for kept in samples.values()
         for name, values in kept.items()
         if name.endswith("/segment") and len(values) and values[0] != values[-1]
-    }
-    return [test for test in tests if test in STREAM_NAMES or test in cut]
+    )
+    return list(cut)
 
 
 def score_streams(
@@ -257,15 +264,16 @@ def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:
     for name in ("worst_client", "auroc", "fpr95"):
         add(name, (getattr(score, name) for score in scores.values()))
     for phase in dict.fromkeys(phase for score in scores.values() for phase in score.phases):
-        for name in ("accuracy", "steady", "recovery", "lost"):
+        for name in ("accuracy", "steady", "recovery", "recovery_low", "recovery_high", "lost"):
             add(f"{name} {phase}", (getattr(score.phases.get(phase), name, None) for score in scores.values()))
     return columns
 
 
 def tabulate_curves(results: Results, test: str, window: int) -> dict[str, list[Any]]:
     """Columns with a row for every method and position."""
-    if window < 1:
-        raise InputError(f"window must be at least 1, but it is {window}.")
+    window = read_whole("window", window)
+    if window < 1 or window % 2 == 0:
+        raise InputError(f"window must be an odd number from 1 on, as it is centred, but it is {window}.")
     found = draw_streams(_read(results, test), [test], window)[test]
     columns: dict[str, list[Any]] = {name: [] for name in ("method", "position", "accuracy", "std", "phase")}
     phases = [phase for low, high, phase in found.bands for _ in range(low, high)]

@@ -53,7 +53,7 @@ Scored = tuple[
 get_engine = lru_cache(maxsize=1)(pick_engine)  # with its compiled programs, for the next runs of the process
 EXAMPLES, EXAMPLE_CLIENTS = 4, 20  # images kept of each stream, and of how many clients
 FORMAT = 4  # part of every file's name; raised when a change of the code moves numbers, so that no old file is taken
-ANSWERS = 4  # the same of answers alone: raised when their files change, which retrains nothing
+ANSWERS = 5  # the same of answers alone: raised when their files change, which retrains nothing
 
 
 @dataclass(frozen=True)

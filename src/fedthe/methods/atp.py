@@ -40,6 +40,9 @@ class AdaptationRates(Personal):
         fitted = fit(self.loss, shared["rates"], given, weight_decay=0.0)
         return Fitted({"own_rates": fitted.params}, fitted.losses)
 
+    def personalize_unlabeled(self, net: Net, shared: Tree, shard: Shard) -> Tree:
+        return {}  # the received model and rates, as with labels: a client's own rates are for the server
+
     def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
         """After a step of the model at these rates, on the batch without its labels."""
         direction = torch.func.grad(mean_entropy)(given["model"], net, batch.x, batch.weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class BBSE(Predictor):
     et al., ICLR 2019, arXiv 1903.09734), the estimate is drawn to the source, more so early in the stream. The paper
     trains again with the class weights that it finds; here they change the answers."""
 
+    needs_labels: ClassVar[bool] = True
     window = None
     soft: bool = False  # mean probabilities instead of the share of answers; the paper has both
     shrinkage: float = 10.0  # rows of a typical confusion that every class gets beside its validation rows

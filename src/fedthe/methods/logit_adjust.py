@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..errors import InputError
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
@@ -18,6 +19,7 @@ class LogitAdjust(Predictor):
     by training already, and the client's prior is added.
     """
 
+    needs_labels: ClassVar[bool] = True
     window = None
     tau: float = 1.0  # the paper's scale of the adjustment; 1 is Bayes' rule
     smoothing: float = SMOOTHING  # the share of equal priors in the client's own

@@ -120,6 +120,7 @@ class Shown:
     short: Mapping[str, str] = field(default_factory=dict)  # by test: a sentence on streams of few samples
     streams: Mapping[str, Timeline] = field(default_factory=dict)  # by test; only those that change in time
     # a record of a table has none of these
+    groups: Mapping[str, Mapping[str, Mapping[str, Score]]] = field(default_factory=dict)  # of clients that join late
     classes: Sequence[str] = ()  # names
     weights: Mapping[str, Mapping[str, Weights]] = field(default_factory=dict)  # by method and test
     losses: Sequence[Losses] = ()

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from ..experiment.notebook import explain_differences, say_interval
 from ..text import flatten
@@ -57,7 +58,7 @@ def write_markdown(page: Page) -> str:
     parts = [f"# {escape_markdown(page.title)}", *map(escape_markdown, page.notes)]
     for shown in page.shown:
         parts += [f"## {escape_markdown(shown.name)}", *map(escape_markdown, (say_finding(shown), shown.sentence))]
-        for block in (*lay_out(shown), *lay_out_streams(shown)):
+        for block in (*lay_out(shown), *lay_out_groups(shown), *lay_out_streams(shown)):
             parts += [escape_markdown(f"{block.title}. {block.about}".rstrip()), _write_markdown_table(block)]
         parts.append("\n".join(f"- {escape_markdown(remark)}" for remark in list_remarks(shown)))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -74,7 +75,7 @@ def write_latex(page: Page) -> str:
         blocks = lay_out(shown)
         main = [block for block in blocks if block.title in MAIN]
         others = [block for block in blocks if block.title not in (*MAIN, LEADS)]  # leads are too wide
-        for some in (main, others, *([block] for block in lay_out_streams(shown))):
+        for some in (main, others, *([block] for block in (*lay_out_groups(shown), *lay_out_streams(shown)))):
             if some:
                 labels.append(cells.find_free(f"tab:{name}", labels))
                 parts.append(_write_latex_table(shown, some, labels[-1]))
@@ -185,6 +186,22 @@ def _lay_out_paper(shown: Shown, paper: Paper) -> Block:
     named = [(method, name) for method, name in shown.methods.items() if method in paper.cells]
     rows = [(name, [say(method, test) for test in head]) for method, name in named]
     return Block(PAPER, f"In brackets, our number minus the paper's. Table: {paper.title}.", head, rows)
+
+
+def lay_out_groups(shown: Shown) -> list[Block]:
+    """A table for each group of clients that join after training."""
+    over = " ± standard deviation over seeds" if len(shown.seeds) > 1 else ""
+    blocks = []
+    for who, scores in shown.groups.items():
+        rows = []
+        for method, of in scores.items():
+            means = [of[test].mean for test in shown.tests if test in of]
+            average = TextCell(cells.say_number(fmean(means)) if len(means) == len(shown.tests) else cells.NOTHING)
+            said = [TextCell(cells.say(of[test])) if test in of else NOTHING for test in shown.tests]
+            rows.append((shown.methods.get(method, method), [*said, average]))
+        about = f"Accuracy (%), mean over {who}{over}."
+        blocks.append(Block("Clients that join after training", about, {**shown.tests, cells.AVERAGE: "average"}, rows))
+    return blocks
 
 
 def lay_out_streams(shown: Shown) -> list[Block]:

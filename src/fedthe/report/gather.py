@@ -9,16 +9,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..config import Config, make_config
 from ..errors import InputError
+from ..experiment.notebook import name_run
 from ..experiment.results import NO_EXAMPLES, Results
 from ..experiment.samples import read_samples
+from ..experiment.scores import find_group
 from ..experiment.tables import Means, Samples, find_calibration_errors, find_short_streams, list_clients
 from ..names import name_method, name_test
 from ..nets import NETS
-from ..statistics import deviation, mean_of_worst
 from ..study.draw import describe_settings
 from ..study.reproduce import FREE, find_comparable, list_unchecked, say_unchecked, time_samples
 from ..study.show import list_remarks
@@ -27,6 +26,7 @@ from ..study.tables import SEVERITY, Table, TableCase, find_table, load_tables, 
 from ..text import clean, hide_secrets
 from .cells import number_names
 from .data import Cost, Curve, Example, Losses, Page, Paper, Percents, Score, SeedClients, Shown
+from .groups import call_group, gather_groups, say_group, sum_up
 from .read import check_record, is_record, read_json, read_losses, read_manifest, read_run
 from .samples import has_labels, pick_examples, score_heads, spread_weights
 from .streams import gather_streams, read_streams
@@ -84,15 +84,16 @@ def show_results(results: Results) -> Shown:
     manifests = {seed: read_manifest(folder, seed, digest) for seed, digest in results.manifests.items()}
     losses = {key: read_losses(results.store, key) for key in results.trainings}
     examples = pick_examples(results, samples)
-    return Shown(
-        name=clean(config.name if config.out is None else folder.name),
-        sentence=_say_what_ran(config, results.methods, results.environment),
+    shown = Shown(
+        name=name_run(results),
+        sentence=_say_what_ran(config, results.methods, results.environment) + say_group(results),
         methods={method: name_method(method) for method in results.methods},
         tests=_name_tests(results.tests, results.names),
         seeds=list(config.seeds),
         scores=_score(clients, more),
         short=find_short_streams(results.rows),
         streams=gather_streams(samples, results.tests, results.rejection()),
+        groups=gather_groups(results),
         costs={
             method: Cost(ms.get(method), *map(results.costs.get(method, {}).get, ("forward", "backward")))
             for method in results.methods
@@ -127,7 +128,7 @@ def show_results(results: Results) -> Shown:
         failures=dict(results.failures),
         provenance={
             "command": hide_secrets(str(results.environment.get("command", ""))),
-            "python": write_call(config),
+            "python": write_call(config) + call_group(results),
             "seconds": results.seconds,
             "environment": _hide(results.environment),
             "config": config.as_dict(),
@@ -135,6 +136,8 @@ def show_results(results: Results) -> Shown:
             "trainings": list(results.trainings.values()),
         },
     )
+    # clients that joined after training have no part in its curves
+    return shown if find_group(results.rows) == "trained" else replace(shown, losses=[], curves={})
 
 
 def _note_missing(
@@ -284,18 +287,11 @@ def _score(clients: ByClient, more: Mapping[str, Means] | None = None) -> dict[s
 
     def score(method: str, test: str, seeds: Mapping[str, Percents]) -> Score:
         others = {name: table.get(method, {}).get(test) for name, table in (more or {}).items()}
-        return replace(_sum_up(seeds), **others)  # type: ignore[arg-type]  # these fields may be None
+        return replace(sum_up(seeds), **others)  # type: ignore[arg-type]  # these fields may be None
 
     return {
         method: {test: score(method, test, seeds) for test, seeds in tests.items()} for method, tests in clients.items()
     }
-
-
-def _sum_up(seeds: Mapping[str, Percents]) -> Score:
-    known = [[each for each in percents if each is not None] for percents in seeds.values()]
-    means = [float(np.mean(percents)) for percents in known]
-    worst, tenth = (float(np.mean([reduce(each) for each in known])) for reduce in (min, mean_of_worst))
-    return Score(float(np.mean(means)), deviation(means), worst, tenth)
 
 
 def _pick_seed(clients: ByClient, seed: int) -> dict[str, dict[str, Percents]]:

@@ -11,6 +11,7 @@ from ..experiment.timelines import (
     PhaseScore,
     StreamScore,
     draw_streams,
+    find_cut,
     find_slowest,
     list_streams,
     read_score,
@@ -29,9 +30,11 @@ def gather_streams(
     samples: Mapping[tuple[str, int], Samples], tests: Iterable[str], aurocs: Means
 ) -> dict[str, Timeline]:
     """Of the tests that change in time; without those that no method has all samples of."""
-    streams = list_streams(samples, tests)
-    curves = draw_streams(samples, streams)
-    return {test: Timeline(scores, curves[test]) for test, scores in score_streams(samples, streams, aurocs).items()}
+    streams, cut = list_streams(samples, tests), find_cut(samples)
+    curves = draw_streams(samples, [test for test in streams if test in cut])  # without switches, there is no chart
+    return {
+        test: Timeline(scores, curves.get(test)) for test, scores in score_streams(samples, streams, aurocs).items()
+    }
 
 
 def read_streams(plain: Mapping[str, Mapping[str, Any]]) -> dict[str, Timeline]:
@@ -70,9 +73,15 @@ def _say_estimate(estimate: Estimate | None, signed: bool = False) -> str:
     """A number with its interval in brackets."""
     if estimate is None:
         return cells.NOTHING
-    say = cells.say_change if signed else cells.say_number
+    say = _say_change if signed else cells.say_number
     between = "" if estimate.low is None else f" ({say(estimate.low)} to {say(estimate.high or 0.0)})"
     return f"{say(estimate.mean)}{between}"
+
+
+def _say_change(change: float) -> str:
+    """With its sign, unless it rounds to zero."""
+    said = cells.say_change(change)
+    return said if float(said) else "0.0"
 
 
 def _say_recovery(score: PhaseScore | None) -> str:

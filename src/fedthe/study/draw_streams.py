@@ -32,13 +32,15 @@ def pick_streams(curves: StreamCurves) -> dict[str, Any]:
                 "segments": [round(each, 3) for each in curve.segments],
             }
             for method, curve in curves.methods.items()
-            for some in [_thin(len(curve.positions))]
+            for some in [_thin(len(curve.positions), curves.bands)]
         },
     }
 
 
-def _thin(size: int) -> list[int]:
-    return sorted({round(each) for each in np.linspace(0, size - 1, min(size, POINTS)).tolist()})
+def _thin(size: int, bands: Sequence[tuple[int, int, str]]) -> list[int]:
+    """Positions at equal distances, and the ends of every segment, at which lines break."""
+    ends = {at for first, end, _ in bands for at in (first, end - 1)}
+    return sorted({round(each) for each in np.linspace(0, size - 1, min(size, POINTS)).tolist()} | ends)
 
 
 def look_up_phases(phases: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -72,15 +74,15 @@ def draw_streams(measured: Mapping[str, Any], path: Path) -> None:
     for panel, (test, stream) in zip(axes, streams.items(), strict=True):
         for first, end, phase in stream["bands"]:
             look = stream["phases"][phase]
-            panel.axvspan(first + 0.5, end + 0.5, color=look["colour"], alpha=look["shade"], lw=0)
+            panel.axvspan(first - 0.5, end - 0.5, color=look["colour"], alpha=look["shade"], lw=0)
             shades.setdefault(look["name"], Patch(color=look["colour"], alpha=look["shade"], lw=0))
         for method, (name, colour) in looks.items():
             if method in stream["curves"]:
                 curve = stream["curves"][method]
                 style, width = draw.LINES.get(method, ("-", 1.4))
-                positions = np.array(curve["positions"]) + 1
-                panel.plot(positions, curve["mean"], style, color=colour, label=name, lw=0.7 * width)
-        panel.set(xlabel="sample", ylabel="accuracy (%)", xlim=(0.5, max(end for _, end, _ in stream["bands"]) + 0.5))
+                at, mean = break_line(curve["positions"], curve["mean"], stream["bands"])
+                panel.plot(at, mean, style, color=colour, label=name, lw=0.7 * width)
+        panel.set(xlabel="sample", ylabel="accuracy (%)", xlim=(-0.5, max(end for _, end, _ in stream["bands"]) - 0.5))
         panel.set_title(measured["tests"][test], fontsize=10, parse_math=False)
         panel.grid(color="#e5e5e5", lw=0.6)
         panel.spines[["top", "right"]].set_visible(False)
@@ -89,6 +91,15 @@ def draw_streams(measured: Mapping[str, Any], path: Path) -> None:
     some = f"; {len(looks)} of {len(methods)} methods" if len(looks) < len(methods) else ""
     note = f"mean over clients and seeds; shades: what the samples of a segment are drawn from{some}"
     draw.finish(figure, measured, path, note)
+
+
+def break_line(
+    positions: Sequence[int], values: Sequence[float], bands: Sequence[tuple[int, int, str]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The points of a line with NaN between segments, except where a segment has one sample: a point is no line."""
+    breaks = np.searchsorted(positions, [first for first, end, _ in bands if end - first > 1 and first > 0])
+    at, mean = np.array(positions, dtype=np.float64), np.array(values, dtype=np.float64)
+    return np.insert(at, breaks, np.nan), np.insert(mean, breaks, np.nan)
 
 
 def _pick_drawn(streams: Mapping[str, Any], methods: Sequence[str]) -> list[str]:

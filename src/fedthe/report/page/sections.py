@@ -12,7 +12,7 @@ from .embed import is_drawn, list_severities
 from .markup import escape, frame, list_items, list_or_fold, prefix
 from .provenance import show_provenance
 from .results import show_results
-from .statistics import show_statistics
+from .statistics import show_groups, show_statistics
 from .streams import show_streams
 
 
@@ -29,6 +29,8 @@ def list_sections(page: Page) -> list[Section]:
     sections = [Section("results", "Results", show_results(runs))] if runs else []
     if statistics := show_statistics(runs):
         sections.append(Section("statistics", "Statistics", statistics))
+    if groups := show_groups(runs):
+        sections.append(Section("groups", "Joined clients", groups))
     if streams := show_streams(runs):
         sections.append(Section("streams", "Streams", streams))
     sections += _list_charts(page)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..data import Shown
-from ..formats import LEADS, MAIN, NOTHING, Block, TextCell, lay_out
+from ..formats import LEADS, MAIN, NOTHING, Block, TextCell, lay_out, lay_out_groups
 from .markup import escape, fold, frame
+
+MORE = (
+    '<p class="what">In Python, results.group("joined") and results.group("unlabeled") give these clients all tables '
+    "and a report of their own.</p>"
+)
 
 
 def show_statistics(runs: Sequence[Shown]) -> str:
@@ -21,6 +26,14 @@ def show_statistics(runs: Sequence[Shown]) -> str:
         if tables:
             parts.append(fold(escape(shown.name), tables) if len(runs) > 1 else tables)
     return frame("statistics", "Statistics", "\n".join(parts)) if parts else ""
+
+
+def show_groups(runs: Sequence[Shown]) -> str:
+    """A table for each group of clients that join after training; "" if none do."""
+    several = len(runs) > 1
+    titles = ((f"<h3>{escape(shown.name)}</h3>" if several else "", lay_out_groups(shown)) for shown in runs)
+    parts = [title + "".join(map(write_block, blocks)) for title, blocks in titles if blocks]
+    return frame("groups", "Clients that join after training", "\n".join([MORE, *parts])) if parts else ""
 
 
 def _write_cell(cell: TextCell) -> str:

@@ -11,7 +11,9 @@ from .statistics import write_block
 
 WHAT = (
     "Accuracy along each stream, the mean over clients and seeds. Shades show what the samples of a segment are drawn "
-    "from. Lines are moving averages within a segment, never across two. Click a name to show or hide its line."
+    "from. Lines are moving averages within a segment, never across two. With several seeds and up to six lines, the "
+    "band around a line is ± the standard deviation over seeds. Positions count from 0. Click a name to show or hide "
+    "its line."
 )
 
 

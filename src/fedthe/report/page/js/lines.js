@@ -1,7 +1,26 @@
 const { drawLines, countRounds, addCurves } = (() => {
   const DASHES = ["solid", "dash", "dot", "dashdot"];
 
-  function drawLines(curves, hidden, { x, y, xaxis = {}, yaxis = {}, markers = false, digits = 1, shapes = [] }) {
+  // The indices of a line, in pieces that begin at `breaks`
+  function cutLine(at, breaks) {
+    const pieces = [[]];
+    at.forEach((value, i) => {
+      if (i > 0 && breaks.some((place) => at[i - 1] < place && place <= value)) pieces.push([]);
+      pieces[pieces.length - 1].push(i);
+    });
+    return pieces;
+  }
+
+  // Nothing is drawn from one piece to the next: `of` an index, or of null between two
+  const join = (pieces, of) => pieces.flatMap((piece, i) => [...(i ? [null] : []), ...piece.map(of)]);
+
+  // The band of a standard deviation around each piece: there above the line, and back below it
+  function outline(pieces, at, values, std) {
+    const around = pieces.map((piece) => [...piece.map((i) => [i, 1]), ...[...piece].reverse().map((i) => [i, -1])]);
+    return { x: join(around, ([i]) => at[i]), y: join(around, ([i, side]) => values[i] + side * std[i]) };
+  }
+
+  function drawLines(curves, hidden, { x, y, xaxis = {}, yaxis = {}, markers = false, digits = 1, shapes = [], breaks = [] }) {
     const shown = curves.filter(({ id }) => !hidden.has(id));
     const data = [];
     if (shown.length <= 6) {
@@ -9,17 +28,17 @@ const { drawLines, countRounds, addCurves } = (() => {
         if (!std || std.some((each) => each === null) || std.every((each) => each === 0)) continue;
         data.push({
           type: "scatter", mode: "lines", hoverinfo: "skip", fill: "toself", fillcolor: fade(tint(look.colour), 0.12), line: { width: 0 },
-          x: [...at, ...[...at].reverse()],
-          y: [...values.map((value, i) => value + std[i]), ...values.map((value, i) => value - std[i]).reverse()],
+          ...outline(cutLine(at, breaks), at, values, std),
         });
       }
     }
     for (const { look, x: at, y: values, std } of shown) {
+      const pieces = cutLine(at, breaks);
       data.push({
-        type: "scatter", mode: markers ? "lines+markers" : "lines", x: at, y: values,
+        type: "scatter", mode: markers ? "lines+markers" : "lines", x: join(pieces, (i) => at[i]), y: join(pieces, (i) => values[i]),
         line: { color: tint(look.colour), width: 2, dash: DASHES[look.turn % 4] }, marker: { size: 6 },
-        hovertext: at.map((each, i) =>
-          `${plain(cut(look.name, 60))}<br>${x} ${each}: ${number(values[i], digits)}${std && std[i] !== null ? ` ± ${number(std[i], digits)}` : ""}`),
+        hovertext: join(pieces, (i) =>
+          `${plain(cut(look.name, 60))}<br>${x} ${at[i]}: ${number(values[i], digits)}${std && std[i] !== null ? ` ± ${number(std[i], digits)}` : ""}`),
         hoverinfo: "text",
       });
     }

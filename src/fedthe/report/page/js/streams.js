@@ -20,15 +20,16 @@ const { fillStreams, addStream } = (() => {
     const there = Object.entries(methods).filter(([id]) => curves[id]);
     const hidden = new Set(there.map(([id]) => id).filter((id) => !first.includes(id)));
     const end = Math.max(...bands.map(([, last]) => last));
+    const breaks = bands.filter(([from, to]) => to - from > 1).map(([from]) => from); // one point draws no line
     const chart = addChart({
       label: `Accuracy along the stream ${name}, ${count(end, "sample")} in ${count(bands.length, "segment")}, for ${count(there.length, "method")}.`,
       height: 330,
       build: (width) => {
-        const lines = there.map(([id, look]) => ({ id, look, x: curves[id].positions.map((at) => at + 1), y: curves[id].mean, std: curves[id].std }));
+        const lines = there.map(([id, look]) => ({ id, look, x: curves[id].positions, y: curves[id].mean, std: curves[id].std }));
         const { data, layout } = drawLines(lines, hidden, {
-          x: "sample", y: "accuracy (%)", xaxis: { range: [0.5, end + 0.5] }, yaxis: { minallowed: 0, maxallowed: 100 },
+          x: "sample", y: "accuracy (%)", xaxis: { range: [-0.5, end - 0.5] }, yaxis: { minallowed: 0, maxallowed: 100 }, breaks,
           shapes: bands.map(([from, to, phase]) => ({
-            type: "rect", xref: "x", yref: "paper", x0: from + 0.5, x1: to + 0.5, y0: 0, y1: 1, layer: "below", line: { width: 0 },
+            type: "rect", xref: "x", yref: "paper", x0: from - 0.5, x1: to - 0.5, y0: 0, y1: 1, layer: "below", line: { width: 0 },
             fillcolor: fade(tint(phases[phase].colour), phases[phase].shade),
           })),
         });
@@ -36,7 +37,7 @@ const { fillStreams, addStream } = (() => {
         const annotations = bands
           .filter(([from, to, phase]) => ((to - from) / end) * (width - 60) > WIDE * phases[phase].name.length)
           .map(([from, to, phase]) => ({
-            xref: "x", yref: "paper", x: (from + to) / 2 + 0.5, y: 1, yanchor: "bottom", showarrow: false,
+            xref: "x", yref: "paper", x: (from + to) / 2 - 0.5, y: 1, yanchor: "bottom", showarrow: false,
             text: plain(phases[phase].name), font: { size: 11, color: read("soft") },
           }));
         return { data, layout: { ...layout, annotations, margin: { l: 44, r: 12, t: 22, b: 40 } } };
@@ -48,7 +49,7 @@ const { fillStreams, addStream } = (() => {
     place.append(
       legend, addSwitches(there, hidden, () => spoil(chart)), chart,
       addNumbers(`accuracy (%) by segment, ${name}`, () => [
-        ["method", ...bands.map(([from, to, phase]) => `${from + 1} to ${to}: ${phases[phase].name}`)],
+        ["method", ...bands.map(([from, to, phase]) => `${from} to ${to - 1}: ${phases[phase].name}`)],
         there.map(([id, look]) => [look.name, ...curves[id].segments.map((each) => number(each))]),
       ]));
   }
