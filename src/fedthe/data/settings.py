@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError
+from ..text import quote
 from .feature_shift import FEATURE_SHIFTS, FeatureShift
 from .numbers import read_number, read_whole
 from .partition import PARTITIONS, USE_DIRICHLET, Partition, check_dirichlet
@@ -52,6 +53,8 @@ class Settings:
             raise InputError(f"unseen must be from 0 to below 1 and leave a client to train, but is {self.unseen}.")
         if not 0 <= self.seed < 2**31:
             raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
+        _check_kind("tests", self.tests, Sequence | None, 'a list of names, such as ("switch10",)')
+        _check_kind("streams", self.streams, Mapping, 'a dict by name, such as {"mine": "own 100, ooc 50"}')
         for name, text in self.streams.items():
             parse_pieces(name, text)
 
@@ -82,3 +85,8 @@ class Settings:
             if not told[name]:
                 del told[name]
         return told
+
+
+def _check_kind(name: str, value: object, kind: Any, words: str) -> None:
+    if isinstance(value, str) or not isinstance(value, kind):
+        raise InputError(f"{name} must be {words}, not {quote(value)}.")
