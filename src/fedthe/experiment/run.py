@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import records, store
+from ..engine.train import can_join
 from ..engine.visit import Progress
 from ..errors import Failed, MethodFailed
 from ..methods.base import Method
 from ..progress.file import Recorder, recording
 from .earlier import make_room, move_others
 from .results import ClientScore, Failure, Results, name_shift, score_rows, write_results
+from .streams import note_lacking
 from .training import group_by_training, train_all
 from .work import Work
 
@@ -54,7 +56,7 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
             costs=done.costs,
             failures={each.who: each.why for each in failures},
             trainings=done.trainings,
-            notes=tuple(dict.fromkeys(note for work in works for note in (*work.federation.notes, *done.notes))),
+            notes=tuple(dict.fromkeys(note for work in works for note in (*_list_notes(work), *done.notes))),
             names={test: name_shift(test, pool) for test, pool in dataset.natural.items()},
             pools={test: pool.name for test, pool in dataset.natural.items()},
             digests={test: pool.digest for test, pool in {"pool": dataset.pool, **dataset.natural}.items()},
@@ -73,6 +75,10 @@ def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Result
         _forget_tracebacks(works, methods, failures)
         write_results(results, about)
     return results
+
+
+def _list_notes(work: Work) -> list[str]:
+    return [*work.federation.notes, *note_lacking(work.config, work.federation, work.tests)]
 
 
 def _forget_tracebacks(works: Sequence[Work], methods: Iterable[str], failures: Iterable[Failure]) -> None:
@@ -155,10 +161,18 @@ def _measure(methods: Mapping[str, Method], works: Sequence[Work], recorder: Rec
     rows, others = (
         tuple(ClientScore(**row) for _, content in found for row in content[part]) for part in ("rows", "joined")
     )
-    if others:
-        without = [
-            name for name in methods if not any(row.method == name and row.group == "unlabeled" for row in others)
-        ]
-        notes += [f"{name}: needs labels, so clients that join without them do not have it" for name in without]
+    if works[0].run.unseen:
+        answered = {name: methods[name] for name in dict.fromkeys(content["method"] for _, content in found)}
+        notes += _note_left_out(answered, others)
     costs = {content["method"]: content["costs"] for _, content in found}
     return _Measured(rows, others, costs, failures, trainings, tuple(file for file, _ in found), notes, reused)
+
+
+def _note_left_out(methods: Mapping[str, Method], others: Iterable[ClientScore]) -> Iterator[str]:
+    """Which methods clients do not have that join after training, and why."""
+    groups = {(row.method, row.group) for row in others}
+    for name, method in methods.items():
+        if not can_join(method):
+            yield f"{name}: only rounds train what a client keeps, so clients that join after training do not have it"
+        elif (name, "joined") in groups and (name, "unlabeled") not in groups:
+            yield f"{name}: needs labels, so clients that join without them do not have it"

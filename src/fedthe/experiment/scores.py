@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.shifts import Stream
+from ..data.shifts import NATURAL, ORIGINS, Stream
 from ..engine.evaluate import Scores
 
 # Clients that took part in training; those that joined after it, with their labels; and the same without labels.
@@ -68,13 +69,27 @@ def make_row(method: str, seed: int, test: str, client: int, scores: Scores, gro
     )
 
 
-def make_columns(scores: Scores, labels: np.ndarray, stream: Stream) -> dict[str, np.ndarray]:
-    """What is filed of every sample, beside what the predictor gives."""
+def make_columns(scores: Scores, labels: np.ndarray, stream: Stream, shifts: Sequence[str]) -> dict[str, np.ndarray]:
+    """What is filed of every sample, beside what the predictor gives; `shifts` are the natural ones of the data.
+
+    Probabilities of 32 bits are enough, except to rank the samples of an open set: most of them may be 1 there.
+    """
     return {
         "right": scores.right,
         "label": labels.astype(np.int32),
         "answer": scores.classes.astype(np.int32),
         "probability": np.exp(scores.log_probability).astype(np.float32),
         "truth": np.exp(scores.log_truth).astype(np.float32),
+        **({} if scores.known.all() else {"log_probability": scores.log_probability}),
         **{column: getattr(stream, column) for column in ("segment", "origin", "kind", "severity")},
+        **_name_shifts(stream, shifts),
     }
+
+
+def _name_shifts(stream: Stream, shifts: Sequence[str]) -> dict[str, np.ndarray]:
+    """The column `shift`, where the origin alone does not tell natural shifts apart."""
+    natural = stream.origin == ORIGINS.index("natural")
+    if len(shifts) < 2 or not natural.any():
+        return {}
+    numbers = np.where(natural, stream.source.astype(np.int64) - NATURAL + 1, 0)
+    return {"shift": np.array(["", *shifts])[numbers]}
