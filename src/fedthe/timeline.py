@@ -46,7 +46,7 @@ class Track:
 class Recovery:
     """How a method takes switches to a phase; a value for each curve."""
 
-    samples: np.ndarray  # until it has recovered; infinite if it does not within the first half of a segment
+    samples: np.ndarray  # until it has recovered; infinite: not within half a segment; NaN: the curve has gaps
     steady: np.ndarray  # accuracy in the second half of a segment
     lost: np.ndarray  # samples: how many more of the first half would be right at the steady accuracy
 
@@ -152,7 +152,7 @@ def find_recovery(curves: np.ndarray, window: int = RECOVERED, tolerance: float 
 
     Steady is the mean over the second half. A method has recovered after the first t samples for which the mean over
     samples t to t + window - 1 is at least steady - tolerance; t must be in the first half. None if curves are shorter
-    than two windows, not counting positions that are NaN.
+    than two windows, not counting positions that are NaN in all of them.
     """
     curves = np.atleast_2d(curves)
     curves = curves[:, ~np.isnan(curves).all(axis=0)]
@@ -163,6 +163,7 @@ def find_recovery(curves: np.ndarray, window: int = RECOVERED, tolerance: float 
     means = np.lib.stride_tricks.sliding_window_view(curves, window, axis=1).mean(axis=2)[:, :half]
     reached = means >= steady[:, None] - tolerance - 1e-9  # for rounding
     samples = np.where(reached.any(axis=1), reached.argmax(axis=1), np.inf)
+    samples[np.isnan(curves).any(axis=1)] = np.nan
     return Recovery(samples, steady, (steady[:, None] - curves[:, :half]).sum(axis=1))
 
 

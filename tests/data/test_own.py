@@ -210,6 +210,8 @@ def test_wrong_tests_and_names_are_refused():
     for tests, words in (
         ({"night": [GOOD]}, ["night", "2 clients"]),
         ({"ooc": two}, ["'ooc'"]),
+        ({"own": two}, ["'own' has a meaning of its own"]),
+        ({"unknown": two}, ["'unknown' has a meaning of its own"]),
         ({"train": two}, ["'train'"]),
         ({"last night": two}, ["last night"]),
         ({"night": [None, None]}, ["no samples"]),
@@ -247,6 +249,13 @@ def test_a_federation_that_was_dealt_keeps_its_splits(tmp_path: Path):
         for part in ("train", "val", "test"):
             for before, after in zip(rows_of(dealt, k, part), rows_of(again, k, part), strict=True):
                 assert np.array_equal(before, after)
+
+
+def test_a_file_says_that_it_lacks_the_class_that_is_set_aside(tmp_path: Path):
+    federation = build(load_dataset("digits", size=16), Settings(4, dirichlet=0.5, unknown="3"))
+    with pytest.warns(UserWarning, match="has no samples of 3, which is set aside"):
+        file = federation.save(tmp_path / "x.npz")
+    assert "3" not in load_dataset(f"npz:{file}").pool.classes
 
 
 def write_npz(path: Path, **change) -> str:
@@ -386,6 +395,12 @@ def test_every_client_sees_pictures_corrupted_in_its_own_way(tmp_path, monkeypat
         assert np.array_equal(worse.pool.x[split.rows], wanted.numpy())
     fails(lambda: Settings(feature_shift="fog"), "feature_shift")
     fails(lambda: Settings(feature_severity=6), "feature_severity")
+
+
+def test_a_feature_shift_and_an_unknown_class_are_refused_together():
+    pool = Pool("noise", np.zeros((90, 16, 16, 3), np.uint8), np.arange(90) % 3, ("a", "b", "c"))
+    settings = Settings(6, 1.0, feature_shift="rotation", unknown="c")
+    fails(lambda: build(Dataset(pool), settings), "does not shift samples of an unknown class")
 
 
 def test_features_cannot_be_shifted():

@@ -174,7 +174,11 @@ def test_a_client_with_one_class_has_no_late_classes_and_it_is_said():
     federation = build(hold([one, two], None, {}, "mine"), Settings(2, partition="given", tests=("late",)))
     assert federation.tests["late"][0] is None
     assert federation.tests["late"][1] is not None
-    assert any(note.startswith("late: no such test for client 0") for note in federation.notes)
+    assert "late: no such test for client 0, for it has test rows of one class only" in federation.notes
+    settings = Settings(2, partition="given", tests=("late",))
+    alike = hold([one, one], ["a", "b"], {}, "alike")
+    message = fails(lambda: build(alike, settings), "for every client has test rows of one class only; leave it out")
+    assert "shorter" not in message
 
 
 def test_the_open_set_has_known_and_unknown_samples_and_nobody_trains_on_these():
@@ -224,6 +228,7 @@ def test_holdings_lose_the_unknown_class_too():
     assert (without.natural["night"].x[rows] == x[y != 2]).all()
     assert set_aside(without, "2") is without
     fails(lambda: set_aside(without, "1"), "2 is set aside already")
+    fails(lambda: set_aside(without, None), "2 is set aside already", "leave it out with a federation")
     federation = build(dataset, Settings(3, partition="given", unknown="2", tests=("open_set", "switch10")))
     assert len(federation.tests["open_set"][0]) == 2 * len(federation.clients[0].test)
 
@@ -292,6 +297,27 @@ def test_pieces_of_ones_own():
         assert [count for _, count in turns] == np.bincount(federation.tests["turns"][k].segment).tolist()
 
 
+def test_a_row_of_a_shift_is_met_once_whichever_name_it_is_drawn_by():
+    draws = np.random.default_rng(0)
+
+    def make_rows(count):
+        return draws.normal(size=(count, 3)).astype(np.float32), np.arange(count) % 2
+
+    shifts = {name: [make_rows(40), make_rows(40)] for name in ("night", "fog")}
+    dataset = hold([make_rows(50), make_rows(50)], None, shifts, "mine")
+
+    def draw(text):
+        return build(dataset, Settings(2, partition="given", streams={"mine": text})).tests["mine"]
+
+    fails(lambda: draw("natural 80, night 1"), "no client has enough test rows")
+    for text in ("natural 30, night 5, own 5, fog 5, natural", "night 9, natural 9, fog 9, ..."):
+        for stream in draw(text):
+            rows = list(zip(stream.source.tolist(), stream.rows.tolist(), strict=True))
+            assert len(set(rows)) == len(rows)
+    for stream in draw("natural 30, night 5, own 5, fog 5, natural"):
+        assert len(stream) == 80 + 5  # all of both shifts
+
+
 def test_blocks_are_drawn_from_all_of_a_pool():
     """Rows that a client holds in the order of their classes come in random order."""
     x, y = np.zeros((200, 2), np.float32), np.repeat(np.arange(4), 50)
@@ -323,6 +349,11 @@ def test_blocks_are_drawn_from_all_of_a_pool():
         ({"streams": {"mine": 5}}, "must be text"),
         ({"streams": {"late": "own 5"}}, "has a meaning of its own"),
         ({"streams": {"natural": "own 5"}}, "has a meaning of its own"),
+        ({"streams": {"own": "ooc 5"}}, "has a meaning of its own"),
+        ({"streams": None}, "streams must be a dict by name"),
+        ({"streams": ["own 10"]}, "streams must be a dict by name"),
+        ({"tests": "switch10"}, "tests must be a list of names"),
+        ({"tests": 5}, "tests must be a list of names"),
         ({"streams": {"a b": "own 5"}}, "must be a word"),
     ],
 )

@@ -17,7 +17,7 @@ from fedthe.engine import train as rounds
 from fedthe.engine.loop import Loop
 from fedthe.engine.shards import Shards, hide_labels
 from fedthe.engine.stack import Stack
-from fedthe.engine.train import deploy_some, deploy_unlabeled, start, train_together
+from fedthe.engine.train import can_join, deploy_some, deploy_unlabeled, start, train_together
 from fedthe.engine.visit import Question, Run
 from fedthe.experiment.samples import read_samples
 from fedthe.methods import METHODS, compose
@@ -124,7 +124,7 @@ def test_every_method_joins_without_labels_or_says_that_it_needs_them(name):
 def test_which_methods_need_labels():
     shards = make_shards()
     joins = {}
-    labelled = ["knn_per", "ditto", "fedrep", "bbse", "logit_adjust"]
+    labelled = ["knn_per", "ditto", "fedrep", "fedper", "lg_fedavg", "bbse", "logit_adjust"]
     for name in ("fedavg", "fedavg_ft", "t3a", "fedthe", "em", "fmapls", *labelled):
         method = compose(NET, METHODS[name])
         run, progress = Run(0, shards, unseen=(UNSEEN,)), start(method, len(shards), 0)
@@ -140,6 +140,19 @@ def test_atp_deploys_the_same_with_labels_and_without():
     for name in ("body", "head", "rates"):  # all that its predictor reads
         assert equal(made[name], labelled[name])
     assert any(leaf.any() for leaf in tree.flatten(made["rates"]).values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_who_joins_after_training_deploys_nothing_that_only_rounds_train(name):
+    """With labels: no leaf of the network that a client deploys is as it was before the first round."""
+    method, shards = compose(net_for(name), METHODS[name]), make_shards()
+    begun = start(method, len(shards), 0)
+    kept = {name: leaf for part in begun.clients[UNSEEN].values() for name, leaf in tree.flatten(part).items()}
+    made = deploy_some(method, Run(0, shards, unseen=(UNSEEN,)), SETTINGS, begun, Loop(threads=1), [UNSEEN])
+    used = tree.flatten(made).items()
+    network = tree.flatten(method.net.zeros())
+    stays = [name for name, leaf in used if name in network and name in kept and torch.equal(leaf[0], kept[name])]
+    assert can_join(method) == (not stays)
 
 
 @cache
@@ -173,7 +186,7 @@ def results(tmp_path_factory):
     np.savez(folder / "tiny.npz", images=pool.x, labels=pool.labels)
     return fedthe.run(
         dataset=f"npz:{folder / 'tiny.npz'}",
-        methods=["fedavg", "fedthe", "ditto"],
+        methods=["fedavg", "fedthe", "ditto", "fedper"],
         tests=["original", "switch10", "open_set", "mine"],
         streams={"mine": "own 3, ooc 2, ..."},
         unknown="2",
@@ -201,6 +214,9 @@ def test_results_tell_the_groups_apart(results):
     assert list(results.group("unlabeled").table()) == ["fedavg", "fedthe"]
     assert results.group("unlabeled").table()["fedavg"] == results.group("joined").table()["fedavg"]  # it has no labels
     assert "ditto: needs labels, so clients that join without them do not have it" in results.notes
+    why = "only rounds train what a client keeps, so clients that join after training do not have it"
+    assert f"fedper: {why}" in results.notes
+    assert "fedper" in results.table()
     assert any(note.startswith("unseen: clients that join after training") for note in results.notes)
     fails(lambda: results.group("late"), "there is no group 'late'")
 

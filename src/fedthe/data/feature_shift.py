@@ -31,6 +31,10 @@ def shift_features(
         return dataset
     if not dataset.pool.is_pictures:
         raise InputError(f"feature_shift is for pictures, and {clean(dataset.pool.name)} has none; leave it out.")
+    if dataset.unknown is not None:  # clients have rows of it in common, so one pool cannot hold what each of them sees
+        raise InputError(
+            "feature_shift does not shift samples of an unknown class; leave feature_shift or unknown out."
+        )
     natural = {name: _shift_pool(pool, settings, dealt[name]) for name, pool in dataset.natural.items()}
     return replace(dataset, pool=_shift_pool(dataset.pool, settings, held), natural=natural)
 

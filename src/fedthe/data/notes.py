@@ -10,6 +10,7 @@ import numpy as np
 from ..text import clean
 from .feature_shift import list_feature_shifts
 from .pool import Pool
+from .tests import say_lack
 
 if TYPE_CHECKING:
     from .plan import Federation
@@ -43,7 +44,7 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
     for name in federation.streams:
         without = [str(k) for k, stream in enumerate(tests[name]) if stream is None]
         if without:
-            notes.append(f"{name}: no such test for client {', '.join(without)}, which has too few test rows for it")
+            notes.append(f"{name}: no such test for client {', '.join(without)}, for {say_lack(name, 'it')}")
     if federation.unseen:
         who = ", ".join(map(str, federation.unseen))
         notes.append(f"unseen: clients that join after training: {who}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,12 @@ def save(federation: Federation, path: Path | str) -> Path:
         "splits": np.array(splits),
     }
     store.write_arrays(path, arrays, compress=True)
+    if dataset.unknown is not None:
+        warnings.warn(
+            f"{show_path(path)} has no samples of {clean(dataset.unknown.name)}, which is set aside, so open_set "
+            "cannot be tested on it; to have that test, save a federation that is built without unknown.",
+            stacklevel=3,
+        )
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +14,14 @@ from .. import rng
 from ..errors import InputError
 from ..names import STREAM_NAMES, TEST_NAMES
 from ..text import clean, quote
-from .shifts import Stream, join
+from .shifts import CLEAN, CORRUPTED, Stream, join
 
 SPLITS = ("train", "val", "test")
 RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
+POOLS = ("own", "unknown")  # that no test is named after; a test may well be the pool `natural`
 NEARLY = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 MOST_SEGMENTS = 2**15  # a stream keeps the number of its segments in 16 bits
-# Pools of the same rows: a row that one of them has given is not given again.
-SUPPLIES = {"corrupted": "own", "corrupted_ooc": "ooc"}
+ORDERS = {"corrupted": "own", "corrupted_ooc": "ooc"}  # pools of the same rows, which come in the same order
 _PIECE = re.compile(r"([A-Za-z_][\w.-]*)(?:\s+(\d{1,9})\s*(%?))?", re.ASCII)
 
 
@@ -89,31 +88,37 @@ class Pieces:
 
     def draw(self, pools: Pools) -> Stream | None:
         pieces, again = self.parsed
-        supplies = {piece.pool: SUPPLIES.get(piece.pool, piece.pool) for piece in pieces}
         orders = {
-            supply: rng.shuffled(rng.key(*pools.key, supply), len(pools.streams[supply]))
-            for supply in supplies.values()
+            pool: rng.shuffled(rng.key(*pools.key, ORDERS.get(pool, pool)), len(pools.streams[pool]))
+            for pool in self.pools
         }
-        used: Counter[str] = Counter()
+        rows = {pool: _identify(pools.streams[pool]) for pool in self.pools}
+        every = np.unique(np.concatenate(list(rows.values())))
+        places = {pool: np.searchsorted(every, own) for pool, own in rows.items()}
+        used = np.zeros(len(every), dtype=bool)
         parts: list[Stream] = []
         for piece in cycle(pieces) if again else pieces:
-            supply, stream = supplies[piece.pool], pools.streams[piece.pool]
-            left = len(stream) - used[supply]
-            count = piece.count(len(stream), left)
-            if again and not left:
+            stream, order, place = pools.streams[piece.pool], orders[piece.pool], places[piece.pool]
+            left = order[~used[place[order]]]
+            count = piece.count(len(stream), len(left))
+            if again and not len(left):
                 break
-            if again:
-                count = min(count, left)
-            elif not 0 < count <= left:
+            if not again and not 0 < count <= len(left):
                 return None
             if len(parts) == MOST_SEGMENTS:
                 raise InputError(
                     f"the stream {quote(self.text)} has more than {MOST_SEGMENTS:,} pieces; make them longer."
                 )
-            index = orders[supply][used[supply] : used[supply] + count]
+            index = left[:count]
             parts.append(stream.take(index).number(len(parts)))
-            used[supply] += count
+            used[place[index]] = True
         return join(parts) if parts else None
+
+
+def _identify(stream: Stream) -> np.ndarray:
+    """A number for each row [n], the same wherever it is met: clean or corrupted, in `natural` or under its shift."""
+    source = np.where(stream.source == CORRUPTED, CLEAN, stream.source).astype(np.int64)
+    return np.asarray((source << 48) + stream.rows)
 
 
 HOW = 'write pieces such as "own 100, ooc 50, own 20%", and end with ", ..." to begin again'
@@ -122,7 +127,7 @@ HOW = 'write pieces such as "own 100, ooc 50, own 20%", and end with ", ..." to 
 def parse_pieces(name: str, text: str) -> Pieces:
     """A stream of a user's own. Refuse a name with a meaning of its own, or pieces that cannot be read."""
     check_test_name(name)
-    if name in ("natural", "unknown"):
+    if name == "natural":
         raise InputError(f"the name {name!r} has a meaning of its own; choose another name for the stream.")
     if not isinstance(text, str):
         raise InputError(f"streams.{name} must be text, not {quote(text)}; {HOW}.")
@@ -139,5 +144,5 @@ def check_test_name(test: object) -> None:
         raise InputError(f"the name of a test must be a word such as night, not {quote(test)}.")
     if test in NEARLY:
         raise InputError(f"{test!r} would be a further test; write {NEARLY[test]} for that split.")
-    if test in (*TEST_NAMES, *STREAM_NAMES, *SPLITS, *RESERVED):
+    if test in (*TEST_NAMES, *STREAM_NAMES, *SPLITS, *RESERVED, *POOLS):
         raise InputError(f"the name {clean(test)!r} has a meaning of its own; choose another name for the test.")

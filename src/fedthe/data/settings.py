@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,8 @@ class Settings:
             raise InputError(f"unseen must be from 0 to below 1 and leave a client to train, but is {self.unseen}.")
         if not 0 <= self.seed < 2**31:
             raise InputError(f"seed must be from 0 to {2**31 - 1}, but it is {self.seed}.")
+        _check_kind("tests", self.tests, Sequence | None, 'a list of names, such as ("switch10",)')
+        _check_kind("streams", self.streams, Mapping, 'a dict by name, such as {"mine": "own 100, ooc 50"}')
         for name, text in self.streams.items():
             parse_pieces(name, text)
         object.__setattr__(self, "unknown", _read_class(self.unknown))
@@ -95,3 +97,8 @@ def _read_class(unknown: object) -> str | None:
     if isinstance(unknown, bool) or not isinstance(unknown, int | np.integer):
         raise InputError(f"unknown must be a class, by its name or number, not {quote(unknown)}.")
     return str(unknown)
+
+
+def _check_kind(name: str, value: object, kind: Any, words: str) -> None:
+    if isinstance(value, str) or not isinstance(value, kind):
+        raise InputError(f"{name} must be {words}, not {quote(value)}.")

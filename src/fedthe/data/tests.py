@@ -217,6 +217,15 @@ def _say_missing(pool: str, has: Iterable[str], dataset: Dataset) -> str:
 
 def check_drawn(name: str, recipe: Recipe, streams: Iterable[Stream | None]) -> None:
     """Refuse a stream that is asked for and that no client has."""
-    if not any(streams):
-        said = f" ({recipe.text!r}; a row is met only once)" if isinstance(recipe, Pieces) else ""
-        raise InputError(f"no client has enough test rows for the test {name}{said}; make it shorter, or leave it out.")
+    if any(streams):
+        return
+    if name in TESTS:
+        raise InputError(f"no client has the test {name}, for {say_lack(name, 'every client')}; leave it out.")
+    said = f" ({recipe.text!r}; a row is met only once)" if isinstance(recipe, Pieces) else ""
+    raise InputError(f"no client has enough test rows for the test {name}{said}; make it shorter, or leave it out.")
+
+
+def say_lack(name: str, who: str) -> str:
+    """Why `who`, which is singular, does not have a test."""
+    few = isinstance(TESTS.get(name), Late)
+    return f"{who} has test rows of one class only" if few else f"{who} has too few test rows"

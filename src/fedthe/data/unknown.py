@@ -18,8 +18,9 @@ def set_aside(dataset: Dataset, unknown: str | None) -> Dataset:
 
     That pool has the class's name, which settings keep in place of a number.
     """
-    if dataset.unknown is not None and unknown not in (None, *dataset.unknown.classes):
-        raise InputError(f"{clean(dataset.unknown.name)} is set aside already, so unknown has no effect; leave it out.")
+    if dataset.unknown is not None and unknown not in dataset.unknown.classes:
+        aside = clean(dataset.unknown.name)
+        raise InputError(f"{aside} is set aside already; set unknown={aside!r}, or leave it out with a federation.")
     if unknown is None or dataset.unknown is not None:
         return dataset
     pool, c = dataset.pool, find_class(dataset.pool, unknown)

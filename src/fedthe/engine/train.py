@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import tree
 from ..errors import Broken, Failed, InputError, code_of_a_method
-from ..methods.base import Method
+from ..methods.base import Method, Personal
 from ..methods.checks import check_optimizer
 from ..tree import Tree
 from ..types import Shard
@@ -218,9 +218,19 @@ def deploy_some(
     return tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.server.shared) | made
 
 
+def can_join(method: Method) -> bool:
+    """Whether a client that took part in no round has a model of its own: not if it keeps leaves of the network that
+    only rounds train, such as FedPer's head."""
+    params = method.net.zeros()
+    with code_of_a_method():
+        shared = method.rounds.share(method.net, params)
+    kept = tree.flatten(params).keys() - tree.flatten(shared).keys()
+    return not kept or type(method.personal).personalize is not Personal.personalize
+
+
 def deploy_unlabeled(method: Method, run: Run, progress: Progress, clients: Sequence[int]) -> Tree | None:
-    """What clients that have no labels deploy: states [clients, ...]; None for a method that needs labels."""
-    if method.predictor.needs_labels:
+    """What clients that have no labels deploy: states [clients, ...]; None for a method that cannot do so."""
+    if method.predictor.needs_labels or not can_join(method):
         return None
     made = []
     for k in clients:

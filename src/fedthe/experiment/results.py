@@ -107,7 +107,7 @@ class Results:
         Args:
             name: "trained" for clients that took part in training, as by default; with the setting unseen also
                 "joined" for those that joined after it and personalized with their labels, and "unlabeled" for the
-                same clients without labels.
+                same clients without labels. Methods that cannot do so are left out; `notes` say which, and why.
         """
         samples.check_known("group", name, self.groups)
         both = [(row.group == name, row) for row in (*self.rows, *self.others)]
@@ -206,11 +206,12 @@ class Results:
 
         Columns: `label` and `answer` (classes by number; -1: a class that no client holds), `right`, `probability` (of
         the answer), `truth` (the probability of the true class), `segment` (the number of the block in time), `origin`
-        (a position in `fedthe.data.shifts.ORIGINS`), `kind` (one in `fedthe.corruptions.CORRUPTIONS`; -1: clean) and
-        `severity` (0: clean); for two heads also `e` (the weight of the global head), `global` and `personal`
-        (what each head answers alone), `global_probability` and `personal_probability` (what each gives to the
-        answer). What a method does not have is NaN. A pandas DataFrame if pandas is installed, else a dict of NumPy
-        arrays.
+        (a position in `fedthe.data.shifts.ORIGINS`), `shift` (the natural shift, if the data has several), `kind` (a
+        position in `fedthe.corruptions.CORRUPTIONS`; -1: clean) and `severity` (0: clean); of an open set also
+        `log_probability` (of the answer, in 64 bits); for two heads also `e` (the weight of the global head), `global`
+        and `personal` (what each head answers alone), `global_probability` and `personal_probability` (what each gives
+        to the answer). What a method does not have is NaN. A pandas DataFrame if pandas is installed, else a dict of
+        NumPy arrays.
 
         Raises:
             InputError: for an unknown name, or if the files of samples are missing.

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import records, store
 from ..data.notes import note_cuts
+from ..engine.train import can_join
 from ..engine.visit import Progress
 from ..errors import Failed, MethodFailed
 from ..methods.base import Method
 from ..progress.file import Recorder, recording
 from .earlier import make_room, move_others
 from .results import ClientScore, Failure, Results, name_shift, score_rows, write_results
+from .streams import note_lacking
 from .training import group_by_training, train_all
 from .work import Work
 
@@ -80,6 +82,7 @@ def _collect_notes(works: Sequence[Work], of_methods: Iterable[str]) -> tuple[st
     notes: list[str] = []
     for work in works:
         notes += [*work.federation.notes, *note_cuts(work.federation, work.tests, work.config.samples)]
+        notes += note_lacking(work.config, work.federation, work.tests)
     return tuple(dict.fromkeys([*notes, *of_methods]))
 
 
@@ -163,10 +166,18 @@ def _measure(methods: Mapping[str, Method], works: Sequence[Work], recorder: Rec
     rows, others = (
         tuple(ClientScore(**row) for _, content in found for row in content[part]) for part in ("rows", "joined")
     )
-    if others:
-        without = [
-            name for name in methods if not any(row.method == name and row.group == "unlabeled" for row in others)
-        ]
-        notes += [f"{name}: needs labels, so clients that join without them do not have it" for name in without]
+    if works[0].run.unseen:
+        answered = {name: methods[name] for name in dict.fromkeys(content["method"] for _, content in found)}
+        notes += _note_left_out(answered, others)
     costs = {content["method"]: content["costs"] for _, content in found}
     return _Measured(rows, others, costs, failures, trainings, tuple(file for file, _ in found), notes, reused)
+
+
+def _note_left_out(methods: Mapping[str, Method], others: Iterable[ClientScore]) -> Iterator[str]:
+    """Which methods clients do not have that join after training, and why."""
+    groups = {(row.method, row.group) for row in others}
+    for name, method in methods.items():
+        if not can_join(method):
+            yield f"{name}: only rounds train what a client keeps, so clients that join after training do not have it"
+        elif (name, "joined") in groups and (name, "unlabeled") not in groups:
+            yield f"{name}: needs labels, so clients that join without them do not have it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +22,7 @@ SHARES = ("probability", "truth", "e", "global_probability", "personal_probabili
 # in this order
 COLUMNS = (
     *("label", "answer", "right", "probability", "truth", "e", "global", "personal", *SHARES[3:]),
-    *("segment", "origin", "kind", "severity"),
+    *("log_probability", "segment", "origin", "shift", "kind", "severity"),
 )
 
 
@@ -42,7 +42,7 @@ def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
         pair = answer.get("method"), answer.get("seed")
         if isinstance(pair[0], str) and isinstance(pair[1], int) and (pair[0], pair[1]) in found:
             samples = records.read_samples(results.store / "samples" / f"{name}.npz")
-            if all(_fits_row(name, samples, rows[pair[0], pair[1]]) for name in samples):
+            if all(_fits_row(name, samples, rows[pair[0], pair[1]], results.names) for name in samples):
                 places = {name: shown.get(((pair[0], pair[1]), name.rpartition("/")[0])) for name in samples}
                 found[pair[0], pair[1]] = {
                     f"{place}/{name.rpartition('/')[2]}": samples[name] for name, place in places.items() if place
@@ -50,7 +50,7 @@ def read_samples(results: Results) -> dict[tuple[str, int], Samples]:
     return found
 
 
-def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore]) -> bool:
+def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore], shifts: Iterable[str]) -> bool:
     place, _, column = name.rpartition("/")
     array, row = samples[name], rows.get(place)
     if row is None or array.shape != (row.samples + row.unknown,):
@@ -64,6 +64,10 @@ def _fits_row(name: str, samples: Samples, rows: Mapping[str, ClientScore]) -> b
     if column in SHARES:
         known = ~np.isnan(array) if column == "truth" and row.unknown else np.ones(len(array), dtype=bool)
         return array.dtype.kind == "f" and bool(((array >= 0) & (array <= 1))[known].all())
+    if column == "log_probability":
+        return array.dtype.kind == "f" and bool((array <= 0).all())
+    if column == "shift":
+        return array.dtype.kind == "U" and {*array.tolist()} <= {"", *shifts}
     return array.dtype.kind in "biuf"  # of a predictor of one's own
 
 
@@ -98,7 +102,7 @@ def check_known(kind: str, name: str, known: Sequence[str]) -> None:
 
 
 def _stack(samples: Mapping[tuple[str, int], Samples], tests: list[str]) -> dict[str, np.ndarray]:
-    """A column that a method lacks is NaN there."""
+    """A column that a method or a test lacks is NaN there, or empty text."""
     parts: list[tuple[dict[str, object], int, dict[str, np.ndarray]]] = []
     for (method, seed), kept in samples.items():
         places: dict[tuple[str, int], dict[str, np.ndarray]] = {}
@@ -118,7 +122,8 @@ def _stack(samples: Mapping[tuple[str, int], Samples], tests: list[str]) -> dict
     stacked["sample"] = np.concatenate([np.arange(size) for _, size, _ in parts])
     seen = dict.fromkeys(name for _, _, columns in parts for name in columns)
     for name in [*(each for each in COLUMNS if each in seen), *(each for each in seen if each not in COLUMNS)]:
+        empty = "" if name == "shift" else np.nan
         stacked[name] = np.concatenate(
-            [columns[name] if name in columns else np.full(size, np.nan) for _, size, columns in parts]
+            [columns[name] if name in columns else np.full(size, empty) for _, size, columns in parts]
         )
     return stacked

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.shifts import Stream
+from ..data.shifts import NATURAL, ORIGINS, Stream
 from ..engine.evaluate import Scores
 
 GROUPS = {  # of clients: what they did
@@ -73,15 +73,20 @@ def make_row(method: str, seed: int, test: str, client: int, scores: Scores, gro
     )
 
 
-def make_columns(scores: Scores, labels: np.ndarray, stream: Stream) -> dict[str, np.ndarray]:
-    """What is filed of every sample, beside what the predictor gives."""
+def make_columns(scores: Scores, labels: np.ndarray, stream: Stream, shifts: Sequence[str]) -> dict[str, np.ndarray]:
+    """What is filed of every sample, beside what the predictor gives; `shifts` are the natural ones of the data.
+
+    Probabilities of 32 bits are enough, except to rank the samples of an open set: most of them may be 1 there.
+    """
     return {
         "right": scores.right,
         "label": labels.astype(np.int32),
         "answer": scores.classes.astype(np.int32),
         "probability": np.exp(scores.log_probability).astype(np.float32),
         "truth": np.exp(scores.log_truth).astype(np.float32),
+        **({} if scores.known.all() else {"log_probability": scores.log_probability}),
         **{column: getattr(stream, column) for column in ("segment", "origin", "kind", "severity")},
+        **_name_shifts(stream, shifts),
     }
 
 
@@ -100,3 +105,12 @@ def say_clients(rows: Sequence[ClientScore], count: int) -> str:
     named = listed[rows[0].seed] if alike else "; ".join(f"seed {seed}: {each}" for seed, each in listed.items())
     most = max(map(len, seeds.values()))
     return f"{most} of {count} clients{f' ({named})' if most <= MOST_NAMED else ''}, which {GROUPS[find_group(rows)]}"
+
+
+def _name_shifts(stream: Stream, shifts: Sequence[str]) -> dict[str, np.ndarray]:
+    """The column `shift`, where the origin alone does not tell natural shifts apart."""
+    natural = stream.origin == ORIGINS.index("natural")
+    if len(shifts) < 2 or not natural.any():
+        return {}
+    numbers = np.where(natural, stream.source.astype(np.int64) - NATURAL + 1, 0)
+    return {"shift": np.array(["", *shifts])[numbers]}

@@ -15,6 +15,7 @@ from ..data.shifts import ORIGINS
 from ..errors import InputError
 from ..names import STREAM_NAMES
 from ..statistics import LEVEL, bootstrap, draw_weights
+from ..text import say_value
 from ..timeline import Track
 from .samples import check_known, read_samples
 from .tables import Means, Samples
@@ -95,6 +96,8 @@ def read_tracks(samples: Samples, test: str) -> dict[int, Track]:
     for client, place in sorted(places.items()):
         known = read(place, "label") >= 0
         phase = _name_phases(read(place, "origin"), read(place, "severity"), several=len(severities) > 1)
+        if (shift := samples.get(place + "shift")) is not None:
+            phase = np.where(shift == "", phase, shift)
         tracks[client] = Track(samples[place + "right"][known], read(place, "segment")[known], phase[known])
     return {client: track for client, track in tracks.items() if len(track)}
 
@@ -193,7 +196,8 @@ def _score_phase(seeds: Seeds, phase: str) -> PhaseScore | None:
         return PhaseScore(accuracy)
     drawn = timeline.find_recovery(timeline.average(switched, draw_weights(sizes)[:DRAWS]))
     assert drawn is not None  # the same positions
-    ends = np.quantile(drawn.samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
+    defined = drawn.samples[~np.isnan(drawn.samples)]
+    ends = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="inverted_cdf")
     samples, low, high = (float(value) if np.isfinite(value) else None for value in (*found.samples, *ends))
     steady, lost = 100 * float(found.steady[0]), float(found.lost[0])
     return PhaseScore(accuracy, steady, samples, low, high, lost)
@@ -204,10 +208,9 @@ def _count_passing(samples: Samples, test: str) -> list[float]:
     found = []
     for name in samples:
         place = name.removesuffix("label")
-        if name.rsplit("/", 2)[0::2] == [test, "label"] and place + "probability" in samples:
-            known, confidence = samples[name] >= 0, samples[place + "probability"]
-            if known.any() and not known.all():
-                found.append(timeline.count_passing(confidence[known], confidence[~known]))
+        if name.rsplit("/", 2)[0::2] == [test, "label"] and place + "log_probability" in samples:
+            known, confidence = samples[name] >= 0, samples[place + "log_probability"]
+            found.append(timeline.count_passing(confidence[known], confidence[~known]))
     return found
 
 
@@ -224,7 +227,8 @@ def draw_streams(
     for test in tests:
         grouped = _group(samples, test)
         if grouped:
-            seeds = next(iter(grouped.values()))  # streams are the same for every method
+            # streams are the same for every method, but a method may have failed on a seed
+            seeds = {seed: tracks for of in grouped.values() for seed, tracks in of.items()}
             bands = timeline.find_bands([track for tracks in seeds.values() for track in tracks.values()])
             end = min(int(np.median([len(track) for track in tracks.values()])) for tracks in seeds.values())
             shown = [(low, min(high, end), phase) for low, high, phase in bands if low < end]
@@ -290,9 +294,16 @@ def tabulate_curves(results: Results, test: str, window: int) -> dict[str, list[
 def _read(results: Results, test: str) -> dict[tuple[str, int], Samples]:
     check_known("test", test, results.tests)
     samples = read_samples(results)
-    if not _group(samples, test):
-        raise InputError(f"{results.folder} has no samples of {test}; run it again, which trains nothing.")
-    return samples
+    if _group(samples, test):
+        return samples
+    tested = {row.seed for row in results.rows if row.test == test}
+    lacking = [seed for seed in dict.fromkeys(row.seed for row in results.rows) if seed not in tested]
+    if lacking:
+        raise InputError(
+            f"no client of the group {results.rows[0].group} has the test {test} on seed {say_value(lacking)}; run it "
+            "on other seeds, or make the stream shorter."
+        )
+    raise InputError(f"{results.folder} has no samples of {test}; run it again, which trains nothing.")
 
 
 def read_score(plain: Mapping[str, Any]) -> StreamScore:

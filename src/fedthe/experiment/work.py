@@ -28,7 +28,7 @@ from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
 from ..engine.shards import Shards, hide_labels
 from ..engine.stack import Stack
-from ..engine.train import deploy_some, deploy_unlabeled, start
+from ..engine.train import can_join, deploy_some, deploy_unlabeled, start
 from ..engine.visit import Engine, Progress, Question, Run
 from ..errors import Damaged, Failed, InputError, code_of_a_method
 from ..fingerprint import fingerprint
@@ -45,6 +45,7 @@ from .checkpoint import Checkpoint
 from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_samples
 from .results import NO_EXAMPLES
 from .scores import ClientScore, make_columns, make_row
+from .streams import check_asked, pick_stream
 
 T = TypeVar("T")
 Scored = tuple[
@@ -216,7 +217,7 @@ class Work:
 
     def _answer(self, name: str, method: Method, training: str, progress: Progress, path: Path) -> dict[str, Any]:
         """Deploy the method on every client and test it there, and without labels on those that join late."""
-        clients, peak = range(len(self.run.shards)), 0.0
+        clients, peak = range(len(self.run.shards)) if can_join(method) else self.run.trained, 0.0
         answered: list[Scored] = []
         for some in split(clients, self.engine.together):
             tell(AnswerEvent(name, self.run.seed, done=some[0], total=len(clients)))
@@ -249,9 +250,8 @@ class Work:
         places, asked, streams = [], [], []
         for test in self.tests:
             for i, k in enumerate(clients):
-                stream = self.federation.tests[test][k]
-                stream = stream and stream.first(self.config.samples)
-                if stream is not None and (self.federation.labels(stream) >= 0).any():
+                stream = pick_stream(self.federation, test, k, self.config.samples)
+                if stream is not None:
                     places.append((test, k))
                     asked.append(Question(i, self.federation.inputs(stream), (self.run.seed, test, k)))
                     streams.append(stream)
@@ -265,7 +265,8 @@ class Work:
             scores = score(answered, truth, question.path)
             group = "trained" if k not in self.run.unseen else "joined" if labeled else "unlabeled"
             row = make_row(name, self.run.seed, test, k, scores, group)
-            scored.append((row, scores.info | make_columns(scores, truth, stream)))
+            columns = make_columns(scores, truth, stream, tuple(self.federation.dataset.natural))
+            scored.append((row, scores.info | columns))
         return scored
 
     def _measure_memory(self, method: Method, mine: Tree) -> float:
@@ -304,6 +305,8 @@ def prepare(
     check_methods(methods, dataset.pool)
     federations = [build(dataset, config.settings(seed)) for seed in config.seeds]
     tests = pick_tests(config, federations[0].tests)
+    for federation in federations:
+        check_asked(config, federation)
     every = [each for name, method in methods.items() for each in _check_method(name, method)]
     code = {method: found for method in every if (found := fingerprint(method))}
     if code:

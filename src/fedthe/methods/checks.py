@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Columns that all samples have; predictors add others.
 COLUMNS = (
     *("method", "seed", "test", "client", "sample", "label", "answer", "right", "probability", "truth"),
-    *("segment", "origin", "kind", "severity"),
+    *("log_probability", "segment", "origin", "shift", "kind", "severity"),
 )
 
 
