@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 import reprlib
@@ -46,9 +45,9 @@ def say_points(value: float, sign: str = "") -> str:
     """Percent, or a difference of them, to one decimal; `sign="+"` shows the sign of a gain.
 
     Records hold three decimals of a client's accuracy, so the third of a mean is the last that is the same however it
-    was computed. What is half of a tenth there is rounded up: 59.55 is 59.6 everywhere.
+    was computed: 59.55 is not 59.5 on one page and 59.6 on another. `number` in format.js does the same.
     """
-    return f"{round(value, 3) + math.copysign(1e-6, value):{sign}.1f}"
+    return f"{round(value, 3):{sign}.1f}"
 
 
 def count(number: int, what: str) -> str:

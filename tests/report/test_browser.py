@@ -12,6 +12,7 @@ from fedthe.report.compare import compare_methods
 from fedthe.report.data import Page, Score, SeedClients
 from fedthe.report.gather import gather
 from fedthe.report.page import write_page
+from fedthe.text import say_points
 from helpers import RESULTS
 from report_pages import FIGURE_CONFIG, make_page, make_shown
 
@@ -192,7 +193,8 @@ def test_numbers_are_rounded_alike_by_the_table_and_the_script(browser, tmp_path
     shown = replace(make_shown(clients=2), methods=methods, tests=tests, scores=scores)
     with open_page(browser, Page("A page", [shown]), tmp_path) as page:
         page.locator("#trade summary").click()
-        wanted = [f"{value:.1f}" for value in values]
+        wanted = [say_points(value) for value in values]
+        assert wanted[:4] == ["6.2", "16.2", "6.3", "12.6"]  # to three decimals, then half to even
         assert [row[1].split("\n")[0] for row in read_table(page.locator("#results-table"))[1:]] == wanted
         assert [row[1] for row in read_table(page.locator("#trade table"))[1:]] == wanted
         assert [row[2] for row in read_table(page.locator("#trade table"))[1:]] == wanted

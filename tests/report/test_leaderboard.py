@@ -271,9 +271,9 @@ def test_boards_have_titles_of_their_own(boards):
 def test_tables_and_boards_round_alike():
     """Means of rows, and means of clients with three decimals each, are one number to the reader."""
     assert [say_points(each) for each in (59.55, 59.549999, 59.5503, 35.25, 35.25005, -0.25, 3.0)] == [
-        *("59.6", "59.6", "59.6", "35.3", "35.3", "-0.3", "3.0")
+        *("59.5", "59.5", "59.5", "35.2", "35.2", "-0.2", "3.0")
     ]
-    assert [say_points(each, "+") for each in (1.25, -1.25, 0.0)] == ["+1.3", "-1.3", "+0.0"]
+    assert [say_points(each, "+") for each in (1.25, -1.25, 0.0)] == ["+1.2", "-1.2", "+0.0"]
     checked = 0
     for path in RECORDS:
         record = read(path)

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InputError
 from ..names import name_test
 from ..statistics import Difference, compare_pairs, find_average_leader, find_leader, pair
-from ..text import clean
+from ..text import clean, say_points
 from .samples import check_known
 from .scores import find_group, say_clients
 from .tables import find_short_streams, list_clients
@@ -101,12 +101,12 @@ def lay_out(results: Results) -> Grid:
         if test not in scores[method]:
             return Cell("-")
         mean, std = scores[method][test]
-        return Cell(f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}", best[test] == method)
+        return Cell(" ± ".join(say_points(each) for each in (mean, std) if each is not None), best[test] == method)
 
     def average(method: str) -> Cell:
         means = [mean for mean, _ in scores[method].values()]
         whole = len(means) == len(results.tests)
-        return Cell(f"{np.mean(means):.1f}" if whole else "-", best_average == method)
+        return Cell(say_points(float(np.mean(means))) if whole else "-", best_average == method)
 
     areas = results.rejection()
     open_sets = [test for test in results.tests if any(test in of for of in areas.values())]
@@ -188,7 +188,7 @@ HEAD = ("difference", "95 % interval", "p (Holm)", "up / down")
 
 def say_difference(row: Difference) -> list[str]:
     """a, b, and what HEAD names."""
-    numbers = [f"{row.a:.1f}", f"{row.b:.1f}", say_change(row.difference), say_interval(row.low, row.high)]
+    numbers = [say_points(row.a), say_points(row.b), say_change(row.difference), say_interval(row.low, row.high)]
     return [*numbers, say_p(row.p_holm), f"{row.higher} / {row.lower}"]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeGuard
 
 from ..experiment.notebook import BOLD, DAGGER, say_change
 from ..statistics import find_average_leader, find_leader
+from ..text import say_points
 from .data import Cost, Percents, Score, Shown
 
 __all__ = ["DAGGER", "say_change"]  # as in notebooks
@@ -83,7 +84,7 @@ def say_number(number: float | None, digits: int = 1) -> str:
 
 def say(score: Score) -> str:
     """71.3 ± 0.4, or 71.3 for a single seed."""
-    return f"{score.mean:.1f}" if score.std is None else f"{score.mean:.1f} ± {score.std:.1f}"
+    return " ± ".join(say_points(each) for each in (score.mean, score.std) if each is not None)
 
 
 def say_ms(cost: Cost) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..names import OURS
 from ..statistics import bootstrap, pair_averages
+from ..text import say_points
 from . import cells
 from .data import Shown
 
@@ -17,7 +18,7 @@ def say_finding(shown: Shown) -> str:
     best, others = ranked[0], ranked[1:]
     what = "average accuracy" if len(shown.tests) > 1 else "accuracy"
     if not others:
-        return f"{shown.methods[best]} has an {what} of {averages[best]:.1f} %; it is the only method."
+        return f"{shown.methods[best]} has an {what} of {say_points(averages[best])} %; it is the only method."
     parts = [_say_lead(shown, averages, best, others[0], what)]
     next_best = next((method for method in others if method not in OURS), None)
     if best in OURS and others[0] in OURS and next_best is not None:  # variants of one method
@@ -28,8 +29,8 @@ def say_finding(shown: Shown) -> str:
 
 
 def _say_lead(shown: Shown, averages: dict[str, float], best: str, second: str, what: str) -> str:
-    highest, other = (f"{averages[method]:.1f} %" for method in (best, second))
-    lead, said = f"{averages[best] - averages[second]:.1f}", ""
+    highest, other = (f"{say_points(averages[method])} %" for method in (best, second))
+    lead, said = say_points(averages[best] - averages[second]), ""
     interval = _find_interval(shown, best, second)
     if interval:
         low, high, seeds = interval
@@ -43,7 +44,7 @@ def _say_lead(shown: Shown, averages: dict[str, float], best: str, second: str, 
 
 
 def _name(shown: Shown, averages: dict[str, float], method: str) -> str:
-    return f"{shown.methods[method]} ({averages[method]:.1f} %)"
+    return f"{shown.methods[method]} ({say_points(averages[method])} %)"
 
 
 def _find_interval(shown: Shown, one: str, other: str) -> tuple[float, float, int] | None:

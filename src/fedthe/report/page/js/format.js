@@ -13,9 +13,10 @@ const { plain, cut, wrap, number, known, mean, count, className } = (() => {
     return lines.slice(0, 4).map((line) => plain(cut(line, width + 4))).join("<br>");
   }
 
-  // Rounds half to even, as Python does in the table of results.
-  function number(value, digits = 1) {
-    if (value === null || value === undefined) return "–";
+  // Rounds as say_points does in Python: to two more digits first, then half to even.
+  function number(given, digits = 1) {
+    if (given === null || given === undefined) return "–";
+    const value = Math.round(given * 10 ** (digits + 2)) / 10 ** (digits + 2);
     const said = value.toFixed(digits);
     const between = (Math.abs(value) * 2 ** (digits + 1)) % 2 === 1;
     const last = Number(said.slice(-1));
