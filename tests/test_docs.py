@@ -132,7 +132,7 @@ def test_the_page_on_your_own_things_runs_as_it_stands(tmp_path, monkeypatch):
 
 def test_the_code_of_the_page_on_streams_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    made = run_page("streams.md", **{"rounds=10": "rounds=1, local_epochs=1, engine='loop'"})
+    made = run_page("streams.md", **{"rounds=10": "rounds=1, engine='loop'"})
     assert not made["results"].failures
     assert (tmp_path / "commute.html").exists()
     page = (ROOT / "docs/streams.md").read_text(encoding="utf-8")

@@ -142,6 +142,18 @@ def test_a_client_is_chosen_by_mouse_and_by_keyboard(browser, tmp_path):
         assert own[1] == ["original", f"{shown.clients['1'].scores['fedavg']['original'][2]:.1f}"]
 
 
+def test_the_first_client_shown_has_results(browser, tmp_path):
+    shown = make_shown(methods=("fedavg",), clients=4)
+    clients = {
+        seed: replace(
+            of, heads={}, scores={m: {t: [None, None, *p[2:]] for t, p in s.items()} for m, s in of.scores.items()}
+        )
+        for seed, of in shown.clients.items()
+    }
+    with open_page(browser, Page("A page", [replace(shown, clients=clients)]), tmp_path) as page:
+        page.wait_for_selector("#client h3:has-text('Client 2, seed 0')", state="attached")
+
+
 def test_columns_are_sorted_both_ways_by_what_is_shown(browser, tmp_path):
     shown = make_shown(methods=("fedavg", "gma", "fedthe"), clients=4, seeds=(0, 1), rounds=8)
     del shown.scores["gma"]["ooc"]

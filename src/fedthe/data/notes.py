@@ -47,7 +47,7 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
             notes.append(f"{name}: no such test for client {', '.join(without)}, for {say_lack(name, 'it')}")
     if federation.unseen:
         who = ", ".join(map(str, federation.unseen))
-        notes.append(f"unseen: clients that join after training: {who}")
+        notes.append(f"unseen: clients that join after training, seed {settings.seed}: {who}")
     if dataset.unknown is not None:
         notes.append(f"no client holds {call(dataset.unknown)}, which open_set asks about")
     for part in ("train", "test"):

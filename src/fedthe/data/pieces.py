@@ -56,7 +56,8 @@ class Piece:
 class Pieces:
     """Pieces of pools one after another, each a segment. A row is met at most once, clean or corrupted.
 
-    With "..." at the end they begin again until the rows that are next are used up; the last piece may be shorter.
+    With "..." at the end they begin again until no row is left for the piece that is next; a piece is shorter where
+    fewer rows are left than it asks for.
     Without it, a client that has too few rows for a piece has no such stream.
     """
 

@@ -14,7 +14,7 @@ from ..names import name_test
 from ..statistics import Difference, compare_pairs, find_average_leader, find_leader, pair
 from ..text import clean, say_points
 from .samples import check_known
-from .scores import find_group, say_clients
+from .scores import count_clients, find_group, say_clients
 from .tables import find_short_streams, list_clients
 
 if TYPE_CHECKING:
@@ -119,8 +119,9 @@ def lay_out(results: Results) -> Grid:
     seeds = f"{len(config.seeds)} seeds" if len(config.seeds) > 1 else f"seed {config.seeds[0]}"
     count = f"{len(results.methods)} method{'s' if len(results.methods) != 1 else ''}"
     deviation = " and seeds ± standard deviation over seeds" if len(config.seeds) > 1 else ""
-    who = say_clients(results.rows, config.client_count) if config.unseen and results.rows else "clients"
-    notes = [f"Accuracy (%), mean over {who}{deviation}."]
+    some = bool(config.unseen and results.rows)  # of the clients: one group
+    notes = [f"Accuracy (%), mean over clients{deviation}."]
+    notes += [f"The numbers are of {say_clients(results.rows, config.client_count)}."] if some else []
     rows = [
         (clean(method), [*(say(method, test) for test in results.tests), average(method), *say_areas(method)])
         for method in scores
@@ -131,7 +132,8 @@ def lay_out(results: Results) -> Grid:
     notes += [f"Failed: {who}: {clean(why, 200)}" for who, why in results.failures.items()]
     if open_sets:
         notes.append(AUROC)
-    title = f"{name_run(results)}: {count} on {clean(config.dataset)}, {config.clients} clients, {seeds}"
+    who = f"{count_clients(results.rows)} of {config.clients} clients" if some else f"{config.clients} clients"
+    title = f"{name_run(results)}: {count} on {clean(config.dataset)}, {who}, {seeds}"
     return Grid(title, [*heads, "average", *(f"{clean(test)} AUROC" for test in open_sets)], rows, notes)
 
 

@@ -97,14 +97,23 @@ def find_group(rows: Sequence[ClientScore]) -> str:
 
 def say_clients(rows: Sequence[ClientScore], count: int) -> str:
     """The group of clients that rows are of, and who they are, of so many: for runs in which some join late."""
+    listed = {seed: ", ".join(map(str, sorted(of))) for seed, of in _list_by_seed(rows).items()}
+    alike = len(set(listed.values())) == 1
+    named = listed[rows[0].seed] if alike else "; ".join(f"seed {seed}: {each}" for seed, each in listed.items())
+    most = count_clients(rows)
+    return f"{most} of {count} clients{f' ({named})' if most <= MOST_NAMED else ''}, which {GROUPS[find_group(rows)]}"
+
+
+def count_clients(rows: Sequence[ClientScore]) -> int:
+    """Of a seed; of that with most clients, should some lack all tests."""
+    return max(map(len, _list_by_seed(rows).values()))
+
+
+def _list_by_seed(rows: Sequence[ClientScore]) -> dict[int, set[int]]:
     seeds: dict[int, set[int]] = {}
     for row in rows:
         seeds.setdefault(row.seed, set()).add(row.client)
-    listed = {seed: ", ".join(map(str, sorted(of))) for seed, of in seeds.items()}
-    alike = len(set(listed.values())) == 1
-    named = listed[rows[0].seed] if alike else "; ".join(f"seed {seed}: {each}" for seed, each in listed.items())
-    most = max(map(len, seeds.values()))
-    return f"{most} of {count} clients{f' ({named})' if most <= MOST_NAMED else ''}, which {GROUPS[find_group(rows)]}"
+    return seeds
 
 
 def _name_shifts(stream: Stream, shifts: Sequence[str]) -> dict[str, np.ndarray]:

@@ -199,7 +199,7 @@ def lay_out_groups(shown: Shown) -> list[Block]:
             average = TextCell(cells.say_number(fmean(means)) if len(means) == len(shown.tests) else cells.NOTHING)
             said = [TextCell(cells.say(of[test])) if test in of else NOTHING for test in shown.tests]
             rows.append((shown.methods.get(method, method), [*said, average]))
-        about = f"Accuracy (%), mean over {who}{over}."
+        about = f"Accuracy (%) of {who}. Mean over clients{over}."
         blocks.append(Block("Clients that join after training", about, {**shown.tests, cells.AVERAGE: "average"}, rows))
     return blocks
 

@@ -27,7 +27,8 @@ const { fillClients } = (() => {
       const n = countClients(clients);
       clientSelect.replaceChildren(...Array.from({ length: n }, (_, k) => make("option", { value: k }, String(k))));
       pictures.replaceChildren(...drawClients(run, state, n, pick));
-      pick(Math.min(state.client, n - 1));
+      const there = Array.from({ length: n }, (_, k) => k).filter((k) => isTested(clients, k));
+      pick(there.includes(state.client) ? state.client : there[0] ?? 0);
     }
 
     const [seedLabel] = choose("Seed", seeds.map((seed) => [seed, seed]), (seed) => {
@@ -42,6 +43,9 @@ const { fillClients } = (() => {
     fillSeed();
     return true;
   }
+
+  const isTested = ({ scores }, k) =>
+    Object.values(scores).some((tests) => Object.values(tests).some((values) => known([values[k]]).length > 0));
 
   function countClients({ mix, scores }) {
     const lengths = Object.values(scores).flatMap((tests) => Object.values(tests).map((values) => values.length));
