@@ -251,14 +251,85 @@ def test_an_open_set_shows_its_auroc_and_the_title_its_data(tmp_path):
     assert "CIFAR" not in page.partition("\n## ")[2]
 
 
-def test_hyperparameters_of_the_settings_are_part_of_a_command(tmp_path):
-    record = pick(read(RESULTS / "main-dir0.1.json"), ["fedavg", "fedthe", "fedavg_ft"])
-    hyper = {"fedthe": {"alpha": 0.2}}
-    record["cases"][0]["config"]["hyper"] = hyper
-    record["changed"] = {"hyper.fedthe.alpha": [0.2, None]}
-    (board,), _ = read_boards([save(tmp_path / "r", record)])
-    assert " hyper.fedthe.alpha=0.2 " in board.entries["fedthe"].command
-    assert "hyper" not in board.title
+def test_other_hyperparameters_make_another_board(tmp_path):
+    """They change what a method is, also where its name stays."""
+    methods = ["fedavg", "fedthe", "fedavg_ft"]
+    usual = pick(read(RESULTS / "main-dir0.1.json"), [*methods, "memo_p"])
+    tuned = pick(usual, methods)
+    tuned["cases"][0]["config"]["hyper"] = {"fedthe": {"alpha": 0.2}}
+    tuned["changed"] = {"hyper.fedthe.alpha": [0.2, None]}
+    boards, _ = read_boards([save(tmp_path / "usual", usual), save(tmp_path / "tuned", tuned)])
+    assert [[*board.entries] for board in boards] == [[*usual["rows"]], [*tuned["rows"]]]
+    assert [" hyper.fedthe.alpha=0.2 " in board.entries["fedthe"].command for board in boards] == [False, True]
+    assert ["hyper.fedthe.alpha=0.2" in board.title for board in boards] == [False, True]
+
+
+def drop(record, method, seeds=(), test=None):
+    """The record after a method failed with some seeds, or on a test."""
+    record = copy.deepcopy(record)
+    tests, cells = record["cases"][0]["clients"][method], record["rows"][method]
+    if test:
+        del tests[test], cells[test]
+    for name, of in tests.items():
+        for seed in seeds:
+            del of[seed]
+        if name in cells:
+            cells[name] = [fmean(fmean(each for each in of[seed] if each is not None) for seed in of), None]
+    return record
+
+
+@pytest.mark.parametrize("failed", [{"seeds": ["0", "1"]}, {"test": "ooc"}])
+def test_a_method_that_failed_in_part_is_named_but_not_ranked(failed, tmp_path):
+    methods = ["fedavg", "fedavg_ft", "fedthe", "memo_p"]
+    whole = pick(read(RESULTS / "main-dir0.1.json"), methods)
+    part = save(tmp_path / "part", drop(whole, "fedavg", **failed))
+    (board,), _ = read_boards([part])
+    page = write_leaderboard([board], [], [part])
+    assert sorted(board.entries) == sorted(methods[1:])
+    assert {"ooc", "original"} <= set(board.tests)
+    assert "| FedAvg |" not in page
+    said = page.replace("\\", "")
+    assert f"Not ranked, because some tests or seeds failed: FedAvg ({part / 'main-dir0.1.json'})." in said
+    # run again, it is ranked
+    again = save(tmp_path / "again", pick(whole, ["fedavg"]))
+    (board,), _ = read_boards([part, again])
+    page = write_leaderboard([board], [], [part, again])
+    assert board.entries["fedavg"].tests == whole["cases"][0]["clients"]["fedavg"]
+    assert "Not ranked" not in page
+
+
+def test_a_record_with_fewer_tests_takes_no_columns_from_others(tmp_path):
+    whole = pick(read(RESULTS / "main-dir0.1.json"), ["fedavg", "fedavg_ft", "fedthe"])
+    tests = {"original": "original", "ooc": "ooc"}
+    for methods in (["memo_p"], ["memo_p", "t3a", "ttt"]):
+        few = restate(pick(read(RESULTS / "main-dir0.1.json"), methods), "main-dir0.1", tests)
+        few["changed"] = {"tests": [[*tests], None]}
+        folders = [save(tmp_path / "whole", whole), save(tmp_path / "few", few)]
+        (board, *others), lost = read_boards(folders)
+        assert (sorted(board.entries), len(board.tests)) == (sorted(whole["rows"]), 6)
+        assert [(board.tests, sorted(board.entries)) for board in others] == (
+            [([*tests], sorted(methods))] if len(methods) == 3 else []
+        )
+        page = write_leaderboard([board, *others], lost, folders)
+        assert ("share their settings, tests, seeds and clients: main-dir0.1." in page) == (len(methods) < 3)
+        assert ("(tests=original,ooc), seeds 0 to 2" in page) == (len(methods) == 3)
+
+
+def test_milliseconds_of_another_device_name_it(tmp_path):
+    record = read(RESULTS / "main-dir0.1.json")
+    first = save(tmp_path / "a", pick(record, ["fedavg", "fedavg_ft", "fedthe"]))
+    slow = pick(record, ["ttt"])
+    slow["environment"]["device"] = "cpu"
+    slow["cases"][0]["ms_per_sample"] = {"ttt": 99.0}
+    (board,), _ = read_boards([first, save(tmp_path / "b", slow)])
+    page = write_leaderboard([board], [], [first])
+    assert "; NVIDIA H200. " in page
+    costs = {
+        name: re.search(rf"^\| {name} \|.* \| ([^|]*) \| [^|]* \|$", page, re.MULTILINE)[1]
+        for name in ("TTT", "FedAvg")
+    }
+    assert costs["TTT"] == "99 (cpu)"
+    assert float(costs["FedAvg"]) > 0
 
 
 def test_boards_have_titles_of_their_own(boards):
@@ -309,7 +380,7 @@ def test_no_folder_is_made_for_the_page(fedthe, tmp_path):
 
 def test_the_command_says_what_is_missing(fedthe, tmp_path):
     assert "is not a folder" in fedthe("leaderboard", str(tmp_path / "no"), exits=2).err
-    assert "share settings, seeds and clients" in fedthe("leaderboard", str(tmp_path), exits=2).err
+    assert "share settings, tests, seeds and clients" in fedthe("leaderboard", str(tmp_path), exits=2).err
     assert "is a folder; name a file" in fedthe("leaderboard", str(RESULTS), "--out", str(tmp_path), exits=2).err
     with pytest.raises(InputError, match="is not a folder"):
         read_boards([tmp_path / "no"])

@@ -137,7 +137,7 @@ def test_noise_called_cifar10_is_not_compared_with_the_paper(fedthe, home, tmp_p
     assert read_results(tmp_path / "runs" / "paper").digests["pool"] != PAPER_DIGESTS["cifar10"]
 
 
-def test_settings_that_are_not_the_papers_are_named():
+def test_settings_that_are_not_the_papers_are_named(monkeypatch):
     table = find_table("main-dir0.1")
     whole = {"seeds": [0, 1, 2], "out": "elsewhere", "device": "cpu", "keep": [3], "natural": "none"}
     assert list_changes(table, [(case, None) for case in plan_cases(table, ["fedthe"], **whole)]) == {}
@@ -147,8 +147,15 @@ def test_settings_that_are_not_the_papers_are_named():
     assert changed == {"seeds": [(0,), (0, 1, 2)], "net": ["cct4", "cnn"], "rounds": [3, 100]}
     changed = list_changes(table, [(case, None) for case in plan_cases(table, hyper={"fedthe": {"alpha": 0.2}})])
     assert changed == {"hyper.fedthe.alpha": [0.2, None]}
+    own = {"streams": {"mine": "own 10, ooc 5"}, "hyper": {"em": {"steps": 3}}}
+    changed = list_changes(table, [(case, None) for case in plan_cases(table, ["em"], **own)])
+    assert changed == {"hyper.em.steps": [3, None], "streams.mine": ["own 10, ooc 5", None]}
     for dataset, named in (("glyphs", {"dataset": ["glyphs", "cifar10"]}), ("cifar10:elsewhere", {})):
         assert list_changes(table, [(case, None) for case in plan_cases(table, dataset=dataset)]) == named
+    # what a table plans and a run leaves out
+    usual = [(case, None) for case in plan_cases(table)]
+    monkeypatch.setattr("fedthe.study.reproduce.plan_cases", lambda _: plan_cases(table, ["em"], **own))
+    assert list_changes(table, usual) == {"hyper.em.steps": [None, 3], "streams.mine": [None, "own 10, ooc 5"]}
 
 
 def test_ours_stands_over_the_papers_and_the_difference():

@@ -129,7 +129,7 @@ def leaderboard(
     boards, lost = read_boards(folders)
     if not boards:
         raise InputError(
-            f"no three methods in {', '.join(map(str, folders))} share settings, seeds and clients; "
+            f"no three methods in {', '.join(map(str, folders))} share settings, tests, seeds and clients; "
             "`fedthe table main-dir0.1 --save FOLDER` makes a record."
         )
     page = write_leaderboard(boards, lost, folders)

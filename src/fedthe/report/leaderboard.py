@@ -1,6 +1,7 @@
 """A leaderboard from records of `fedthe table`: methods by test, with intervals, costs and the command of each row.
 
-Records share a board if they have the same settings, seeds and manifests: then every method answered the same samples.
+Records share a board if they have the same settings, tests, seeds and manifests: then every method answered the same
+samples. A method that failed on some of them is not ranked.
 """
 
 from __future__ import annotations
@@ -32,22 +33,15 @@ from .read import check_record, is_record, read_json
 FEWEST = 3  # methods of a board
 MEAN = "mean"
 APART = ("corrupted_ooc",)  # not in the mean, nor in the paper's
-FREELY = HOW | {
-    "methods",
-    "hyper",
-    "seeds",
-    "tests",
-    "dataset",
-    "natural",
-}  # what rows and manifests say, and how it ran
+FREELY = HOW | {"methods", "seeds", "tests", "dataset", "natural"}  # what rows and manifests say, and how it ran
 EXPLAINED = """Accuracy in percent: the mean over clients, then over seeds, ± half the width of its 95 % interval (a
 bootstrap over seeds and their clients). All methods of a board answered the same samples. **Bold** is a method that is
 ahead of every other one in the column: the 95 % interval of each difference, paired by seed and client, is above 0.
 Where nothing is bold, nobody has won. Each board says what its mean is over. Costs are per sample: milliseconds on the
-named device, with many samples side by side, and forward + backward passes through the network, each augmented view
-counted.
+device above the board, or on the one that the row names, with many samples side by side, and forward + backward passes
+through the network, each augmented view counted.
 
-To add a method of yours, run it under the settings of a board and with its seeds, and name both folders:
+To add a method of yours, run it under the settings of a board, with its tests and seeds, and name both folders:
 
 ```
 fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz --seeds 0,1,2 --methods mine.py:Mine --save mine
@@ -65,14 +59,16 @@ class Entry:
     command: str
     spec: Spec = Spec("")
     source: str = ""  # the record
-    hyper: Mapping[str, Any] = field(default_factory=dict)  # as the settings give them
+    device: str = ""
     auroc: Mapping[str, float] = field(default_factory=dict)  # by test that has an unknown class
 
     def is_same(self, other: Entry) -> bool:
         """Whether two records hold the same method, with the same numbers: code behind a name may have changed."""
-        if (self.spec, self.hyper) != (other.spec, other.hyper):
-            return False
-        return all(self.tests[test] == other.tests[test] for test in self.tests.keys() & other.tests.keys())
+        return (self.spec, self.tests) == (other.spec, other.tests)
+
+    def has(self, tests: Iterable[str], seeds: Iterable[int]) -> bool:
+        """Whether it answered all tests with all seeds."""
+        return all(str(seed) in self.tests.get(test, {}) for test in tests for seed in seeds)
 
 
 @dataclass
@@ -84,12 +80,12 @@ class Board:
     names: dict[str, str]  # of natural tests
     entries: dict[str, Entry] = field(default_factory=dict)  # by the id of the method; see `_put`
     sources: list[str] = field(default_factory=list)  # ids of tables
+    failed: list[Entry] = field(default_factory=list)  # without some tests or seeds
 
     @property
     def tests(self) -> list[str]:
-        """The tests that all methods have."""
-        every = dict.fromkeys(test for entry in self.entries.values() for test in entry.tests)
-        return [test for test in every if all(_has(entry, test) for entry in self.entries.values())]
+        """Every method has the same ones."""
+        return list(next(iter(self.entries.values())).tests)
 
     @property
     def averaged(self) -> list[str]:
@@ -131,20 +127,15 @@ def read_records(folder: Path) -> dict[Path, Mapping[str, Any]]:
     return {path: check_record(value, path) for path, value in known.items() if "data" not in value}  # no figure
 
 
-def _has(entry: Entry, test: str) -> bool:
-    """Whether a method has a number for a test, with every seed."""
-    seeds = entry.tests.get(test, {}).values()
-    return bool(seeds) and all(any(each is not None for each in clients) for clients in seeds)
-
-
 def _add(boards: dict[str, Board], record: Mapping[str, Any], path: Path) -> None:
     (case,) = record["cases"]
     config = make_config(case["config"])
     same = {key: value for key, value in config.filled().as_dict().items() if key not in FREELY}
-    key = content_hash(same, case["manifests"])
+    tests = {test for tests in case["clients"].values() for test in tests}
+    key = content_hash(same, case["manifests"], sorted(tests))
     table = find_table(record["id"])
     title = title_table(table, config)
-    changed = ", ".join(_list_words(record, "hyper", *([] if title == table.title else ["unknown"])))
+    changed = ", ".join(_list_words(record, *([] if title == table.title else ["unknown"])))
     title = f"{title}{f' ({changed})' if changed else ''}, {_say_seeds(config.seeds)}"
     device = str(record["environment"].get("device", "an unknown device"))
     classes = record.get("effective_classes", {})
@@ -161,10 +152,13 @@ def _add(boards: dict[str, Board], record: Mapping[str, Any], path: Path) -> Non
             write_command(record, config, method),
             config.specs[method],
             str(path),
-            config.hyper.get(config.specs[method].name, {}),
+            device,
             {test: auroc for test, auroc in rejected.items() if auroc is not None},
         )
-        _put(board, entry)
+        if entry.has(tests, config.seeds):
+            _put(board, entry)
+        else:
+            board.failed.append(entry)
 
 
 def _put(board: Board, entry: Entry) -> None:
@@ -246,7 +240,8 @@ def write_leaderboard(boards: Sequence[Board], lost: Sequence[str], folders: Seq
     parts = ["# Leaderboard", f"Written by `{made}`; do not edit.", EXPLAINED, *map(_write_board, boards)]
     if lost:
         parts.append(
-            f"Left out, because fewer than {FEWEST} methods share their settings, seeds and clients: {', '.join(lost)}."
+            f"Left out, because fewer than {FEWEST} methods share their settings, tests, seeds and clients: "
+            f"{', '.join(lost)}."
         )
     return "\n\n".join(parts) + "\n"
 
@@ -269,7 +264,7 @@ def _write_board(board: Board) -> str:
             _write_cell(measured[method][column], is_best(board, method, column)) for column in (MEAN, *board.tests)
         ]
         cells += [say_points(entry.auroc[test]) for test in board.rejecting]
-        rows.append([escape_markdown(_name(board, entry)), *cells, *_write_costs(entry)])
+        rows.append([escape_markdown(_name(board, entry)), *cells, *_write_costs(entry, board.device)])
     table = [_write_row(head), "|---|" + "---:|" * (len(head) - 1), *map(_write_row, rows)]
     config, seeds = board.config, board.config.seeds
     ran = [
@@ -285,6 +280,7 @@ def _write_board(board: Board) -> str:
             f"## {escape_markdown(board.title)}",
             f"{escape_markdown(said)}{classes}",
             "\n".join(table),
+            *_name_failed(board),
             f"<details><summary>The command of each row</summary>\n<pre>\n{commands}\n</pre>\n</details>",
         ]
     )
@@ -294,6 +290,14 @@ def _name(board: Board, entry: Entry) -> str:
     """Of methods with the same id, with the record that each comes from."""
     several = sum(each.spec.id == entry.spec.id for each in board.entries.values()) > 1
     return f"{name_method(entry.spec.id)}{f' ({clean(entry.source, 200)})' if several else ''}"
+
+
+def _name_failed(board: Board) -> list[str]:
+    ranked = {entry.spec for entry in board.entries.values()}  # by another record
+    names = [
+        f"{name_method(each.spec.id)} ({clean(each.source, 200)})" for each in board.failed if each.spec not in ranked
+    ]
+    return [escape_markdown(f"Not ranked, because some tests or seeds failed: {', '.join(names)}.")] if names else []
 
 
 def _explain_columns(board: Board) -> str:
@@ -313,6 +317,8 @@ def _write_cell(found: Interval, best: bool) -> str:
     return mean if found.low is None or found.high is None else f"{mean} ±{say_points((found.high - found.low) / 2)}"
 
 
-def _write_costs(entry: Entry) -> list[str]:
-    ms = "-" if entry.ms is None else f"{entry.ms:.2g}"
+def _write_costs(entry: Entry, device: str) -> list[str]:
+    """Milliseconds, with the device if it is another one than the board's, and passes."""
+    where = "" if entry.device == device else f" ({escape_markdown(entry.device)})"
+    ms = "-" if entry.ms is None else f"{entry.ms:.2g}{where}"
     return [ms, "-" if entry.passes is None else " + ".join(f"{each:g}" for each in entry.passes)]

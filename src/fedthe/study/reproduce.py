@@ -125,8 +125,8 @@ def list_changes(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dic
     for (case, _), planned in zip(done, plan_cases(table), strict=True):
         ours, papers = (_list_settings(each.config.filled().as_dict()) for each in (case, planned))
         papers["seeds"] = ours["seeds"] if len(ours["seeds"]) >= len(SEEDS) else SEEDS
-        apart = [key for key in ours if key not in FREE and ours[key] != papers.get(key)]
-        changed |= {key: [ours[key], papers.get(key)] for key in apart}
+        apart = [key for key in ours | papers if key not in FREE and ours.get(key) != papers.get(key)]
+        changed |= {key: [ours.get(key), papers.get(key)] for key in apart}
     return changed
 
 
