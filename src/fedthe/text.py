@@ -8,7 +8,7 @@ import os
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def clean(name: str, limit: int = 60) -> str:
@@ -49,6 +49,13 @@ def say_points(value: float, sign: str = "") -> str:
     was computed. What is half of a tenth there is rounded up: 59.55 is 59.6 everywhere.
     """
     return f"{round(value, 3) + math.copysign(1e-6, value):{sign}.1f}"
+
+
+def say_seeds(seeds: Sequence[int]) -> str:
+    """seed 0, seeds 0,1 or seeds 0 to 7."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {say_value(list(seeds))}"
 
 
 def count(number: int, what: str) -> str:
