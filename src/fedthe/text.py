@@ -7,7 +7,7 @@ import os
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def clean(name: str, limit: int = 60) -> str:
@@ -48,6 +48,13 @@ def say_points(value: float, sign: str = "") -> str:
     was computed: 59.55 is not 59.5 on one page and 59.6 on another. `number` in format.js does the same.
     """
     return f"{round(value, 3):{sign}.1f}"
+
+
+def say_seeds(seeds: Sequence[int]) -> str:
+    """seed 0, seeds 0,1 or seeds 0 to 7."""
+    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {say_value(list(seeds))}"
 
 
 def count(number: int, what: str) -> str:

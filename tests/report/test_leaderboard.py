@@ -241,7 +241,7 @@ def test_an_open_set_shows_its_auroc_and_the_title_its_data(tmp_path):
     (board,), _ = read_boards([save(tmp_path / "r", record)])
     page = write_leaderboard([board], [], [tmp_path])
     assert "\n## open-set on glyphs without class 4 (rounds=1), seeds 0 to 2\n" in page
-    assert "\n20 clients, 1 round, seeds 0,1,2; " in page
+    assert "\n20 clients, 1 round, seeds 0 to 2; " in page
     (head,) = re.findall(r"^\|  \| .*$", page, re.MULTILINE)
     column = head.split(" | ").index("open set: AUROC")
     for i, method in enumerate(methods):

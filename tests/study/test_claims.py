@@ -1,6 +1,7 @@
 """Verdicts on the paper's claims: by hand, on records made up for it, and against the committed ones."""
 
 import json
+import re
 from statistics import fmean
 
 import pytest
@@ -216,6 +217,31 @@ def test_claims_say_what_results_and_the_paper_say():
             assert part.holds == (score(many, "fedthe_plus", test) > best)
     assert len(CLAIMS) >= 30
     assert len({claim.says for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_fewer_rounds_hold_from_what_the_claim_says(tmp_path):
+    """1.47 is shown with the digits that decide, and is not 1.5."""
+    ratios = {"fedavg_ft": 1.47, "memo_p": 1.499, "fedrod": 1.5, "t3a": 2.0}
+    speed = {
+        method: {"rounds": 100 / ratio, "baseline_rounds": 100.0, "ratio": ratio} for method, ratio in ratios.items()
+    }
+    (tmp_path / "figures").mkdir()
+    write_sealed(tmp_path / "figures" / "curves-dir0.1.json", {"data": {"speed": {"fedthe": speed}}})
+    parts = find_claim("FedTHE needs 1.5").judge(Book(tmp_path))
+    assert [part.holds for part in parts] == [False, False, True, True]
+    assert [parts[0].gap, parts[2].gap] == ["1.47 times", "1.50 times"]
+
+
+def test_every_table_of_the_page_names_its_seeds():
+    page = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- results: (\S+) -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    assert len(shown) > 20
+    for id, text in shown:
+        path = RESULTS / f"{id}.json"
+        if path.exists():
+            seeds = json.loads(path.read_text(encoding="utf-8"))["cases"][0]["config"]["seeds"]
+            (said,) = re.findall(r"^Seeds? (\d+)(?: to (\d+))?\.", text, re.MULTILINE)
+            assert [*range(int(said[0]), int(said[1] or said[0]) + 1)] == seeds, id
 
 
 def test_findings_are_computed_from_the_paper_as_printed():

@@ -26,7 +26,7 @@ from ..store import content_hash
 from ..study.reproduce import HOW
 from ..study.show import say_classes
 from ..study.tables import OWN_TABLES, find_table, pick_seeds, title_table
-from ..text import clean, count, say_points, say_value
+from ..text import clean, count, say_points, say_seeds, say_value
 from .formats import escape_markdown
 from .read import check_record, is_record, read_json
 
@@ -136,7 +136,7 @@ def _add(boards: dict[str, Board], record: Mapping[str, Any], path: Path) -> Non
     table = find_table(record["id"])
     title = title_table(table, config)
     changed = ", ".join(_list_words(record, *([] if title == table.title else ["unknown"])))
-    title = f"{title}{f' ({changed})' if changed else ''}, {_say_seeds(config.seeds)}"
+    title = f"{title}{f' ({changed})' if changed else ''}, {say_seeds(config.seeds)}"
     device = str(record["environment"].get("device", "an unknown device"))
     classes = record.get("effective_classes", {})
     board = boards.setdefault(key, Board(title, config, device, classes, {}))
@@ -167,17 +167,6 @@ def _put(board: Board, entry: Entry) -> None:
     alike = [each for each in board.entries.values() if each.spec.id == id]
     if not any(entry.is_same(each) for each in alike):
         board.entries[f"{id} ({entry.source})" if alike else id] = entry
-
-
-def _say_seeds(seeds: Sequence[int]) -> str:
-    """seed 0, seeds 0,1 or seeds 0 to 7."""
-    if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
-        return f"seeds {seeds[0]} to {seeds[-1]}"
-    return f"{_name_seeds(seeds)} {say_value(list(seeds))}"
-
-
-def _name_seeds(seeds: Sequence[int]) -> str:
-    return "seed" if len(seeds) == 1 else "seeds"
 
 
 def _list_methods(record: Mapping[str, Any]) -> list[str]:
@@ -266,11 +255,11 @@ def _write_board(board: Board) -> str:
         cells += [say_points(entry.auroc[test]) for test in board.rejecting]
         rows.append([escape_markdown(_name(board, entry)), *cells, *_write_costs(entry, board.device)])
     table = [_write_row(head), "|---|" + "---:|" * (len(head) - 1), *map(_write_row, rows)]
-    config, seeds = board.config, board.config.seeds
+    config = board.config
     ran = [
         count(config.client_count, "client"),
         count(config.rounds, "round"),
-        f"{_name_seeds(seeds)} {say_value(list(seeds))}",
+        say_seeds(config.seeds),
     ]
     said = f"{', '.join(ran)}; {board.device}. {_explain_columns(board)}"
     classes = f" {say_classes(board.classes)}" if board.classes else ""

@@ -182,9 +182,9 @@ def judge_speed(book: Book) -> Parts:
         Part(
             "mixture",
             f"{each['rounds']:.0f} rounds",
-            each["ratio"] >= 1.45,  # 1.5, rounded
+            each["ratio"] >= 1.5,
             f"{name_row(other)} {each['baseline_rounds']:.0f}",
-            f"{each['ratio']:.1f} times",
+            f"{each['ratio']:.2f} times",
         )
         for other, each in speed.items()
         if other not in GLOBAL and each["ratio"] is not None
@@ -313,5 +313,9 @@ CLAIMS = (
     Claim("With more personal epochs, FedTHE is ahead of MEMO (P) on average", judge_personal_epochs),
     Claim("Half of a test stream is enough", judge_stream_length, "Holds if the means are within a point"),
     Claim("LP-FT is the best way to personalize features", judge_probing, "With twice the epochs"),
-    Claim("FedTHE needs 1.5 to 2.5 times fewer rounds", judge_speed, "Holds from 1.5, rounded"),
+    Claim(
+        "FedTHE needs 1.5 to 2.5 times fewer rounds",
+        judge_speed,
+        "Holds from 1.5 times; a smaller saving counts against it",
+    ),
 )

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from ..statistics import deviation
-from ..text import say_points, say_value
+from ..text import say_points, say_seeds, say_value
 from . import streams
 from .bill import Bill
 from .reproduce import say_unchecked
@@ -119,8 +119,9 @@ def write_markdown(table: Table, record: Mapping[str, Any]) -> str:
     names = {column: record["names"].get(column, SHORT.get(column, column)) for column in record["columns"]}
     lines = ["| | " + " | ".join(names.values()) + " |", "|---|" + "---:|" * len(names)]
     lines += ["| " + " | ".join(row) + " |" for row in _lay_out_rows(table, record, _write_cell)]
-    if classes := record.get("effective_classes"):
-        lines += ["", say_classes(classes)]
+    seeds = say_seeds(record["cases"][0]["config"]["seeds"])
+    classes = record.get("effective_classes")
+    lines += ["", f"{seeds.capitalize()}.{f' {say_classes(classes)}' if classes else ''}"]
     return "\n".join(lines)
 
 
