@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import tree
-from ..errors import Failed, InputError
-from ..methods import METHODS
+from ..errors import Failed
 from ..methods.base import Method, Samples
 from ..methods.checks import WrongMethod
 from ..methods.compose import Parts, Recipe, compose, describe
+from ..methods.make import find_recipe
 from ..nets.net import PictureNet, Start, fan_in
+from ..specs import Spec
 from ..store import content_hash
-from ..text import find_nearest
 from ..tree import Tree
 from ..types import Shard
 from .evaluate import check_columns, make_samples
@@ -41,9 +41,7 @@ def check_method(recipe: Recipe | str) -> str:
     with one sentence if something is wrong.
     """
     if isinstance(recipe, str):
-        if recipe not in METHODS:
-            raise InputError(f"there is no method {recipe!r}; {find_nearest(recipe, METHODS)}")
-        recipe = METHODS[recipe]
+        recipe = find_recipe(Spec(recipe))
     method = compose(_TinyNet(CLASSES, channels=1, size=SIZE), recipe)
     name = _name(method)
     try:

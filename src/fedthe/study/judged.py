@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..names import NET_NAMES
+from .streams import AS_USUAL
 
 SEEDS = tuple(range(31, 39))
 TESTS = ("original", "corrupted", "natural", "ooc", "mixture", "corrupted_ooc")
@@ -20,17 +21,16 @@ METHODS = (
     "regime_mirror",
     "regime_memo",
 )
-CNN = {"dataset": "cifar10", "model": "cnn", "clients": 20, "dirichlet": 0.1, "rounds": 100, "participation": 1.0}
-TINY = {"dataset": "tiny_imagenet", "size": 32, "model": "resnet20_gn x4", "dirichlet": 1.0}
+TINY = AS_USUAL | {"dataset": "tiny_imagenet", "size": 32, "model": "resnet20_gn x4", "dirichlet": 1.0}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "regime-dir0.1": CNN,
-    "regime-dir1": CNN | {"dirichlet": 1.0},
-    "regime-dir10": CNN | {"dirichlet": 10.0},
-    "regime-resnet20gn": CNN | {"model": "resnet20_gn", "dirichlet": 1.0},
-    "regime-cct4": CNN | {"model": "cct4", "dirichlet": 1.0},
-    "regime-clients100": CNN | {"clients": 100},
-    "regime-participation0.1": CNN | {"participation": 0.1},
-    "regime-tiny-imagenet-20": CNN | TINY,
+    "regime-dir0.1": AS_USUAL,
+    "regime-dir1": AS_USUAL | {"dirichlet": 1.0},
+    "regime-dir10": AS_USUAL | {"dirichlet": 10.0},
+    "regime-resnet20gn": AS_USUAL | {"model": "resnet20_gn", "dirichlet": 1.0},
+    "regime-cct4": AS_USUAL | {"model": "cct4", "dirichlet": 1.0},
+    "regime-clients100": AS_USUAL | {"clients": 100},
+    "regime-participation0.1": AS_USUAL | {"participation": 0.1},
+    "regime-tiny-imagenet-20": TINY,
 }
 
 

@@ -25,7 +25,14 @@ SHORT = {
     "recurring": "recur.",
     "open_set": "open set",
 }
-AS_USUAL = {"dataset": "cifar10", "model": "cnn", "clients": 20, "dirichlet": 0.1, "rounds": 100, "participation": 1.0}
+AS_USUAL: dict[str, Any] = {
+    "dataset": "cifar10",
+    "model": "cnn",
+    "clients": 20,
+    "dirichlet": 0.1,
+    "rounds": 100,
+    "participation": 1.0,
+}
 SETTING = AS_USUAL | {"tests": list(STREAMS)}
 OPEN_TITLE = f"{NET_NAMES['cnn']} on CIFAR-10 without trucks, Dir(0.1): trucks among a client's own samples"
 OPEN = ("original", "open_set")

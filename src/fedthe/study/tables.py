@@ -52,7 +52,6 @@ PAPERS_MAIN = (
 )
 NEED_NORMS = ("tent", "sar", "rotta")  # and so do not run on the CNN
 MAIN_TESTS = ("original", "corrupted", "ooc", "natural", "mixture")
-AS_USUAL = {"clients": 20, "rounds": 100, "participation": 1.0}
 
 
 def _make_others(dirichlet: float) -> Table:
@@ -60,7 +59,7 @@ def _make_others(dirichlet: float) -> Table:
     return Table(
         f"others-dir{dirichlet:g}",
         f"Methods that the paper's main table lacks, {NET_NAMES['cnn']} on CIFAR10, Dir({dirichlet:.1f})",
-        {"dataset": "cifar10", "model": "cnn", "dirichlet": dirichlet, **AS_USUAL},
+        streams.AS_USUAL | {"dirichlet": dirichlet},
         MAIN_TESTS,
         {method: {} for method in METHOD_NAMES if method not in (*PAPERS_MAIN, *NEED_NORMS)},
     )
@@ -72,7 +71,7 @@ OWN_TABLES = {
     "tiny-imagenet-20": Table(
         "tiny-imagenet-20",
         f"{NET_NAMES['resnet20_gn']} (width 4) on 20 classes of Tiny-ImageNet at 32 pixels, Dir(1.0)",
-        {"dataset": "tiny_imagenet", "size": 32, "model": "resnet20_gn x4", "dirichlet": 1.0, **AS_USUAL},
+        judged.TINY,
         ("original", "corrupted", "ooc", "mixture"),
         {method: {} for method in PAPERS_SEVEN},
     ),
