@@ -51,8 +51,7 @@ def measure() -> dict[str, object]:
             losses |= dict.fromkeys(training["methods"], reached.server.losses[-1])
         weights: dict[str, dict[str, float]] = {}
         for path in sorted(Path(folder, "samples").glob("*.npz")):
-            with np.load(path, allow_pickle=False) as columns:
-                e = {name: columns[name] for name in columns.files if name.endswith("/e")}
+            e = {name: values for name, values in records.read_samples(path).items() if name.endswith("/e")}
             if e:
                 of_tests = {test: [e[name] for name in e if name.startswith(f"{test}/")] for test in results.tests}
                 weights[path.stem.split("-")[0]] = {t: float(np.concatenate(v).mean()) for t, v in of_tests.items()}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedthe
-from fedthe import store
+from fedthe import records, store
 from fedthe.engine.evaluate import score
 from fedthe.engine.visit import Answered
 from fedthe.errors import Failed
@@ -41,7 +41,7 @@ def older(results, tmp_path):
     for path in folder.glob("samples/*.npz"):
         kept = {
             name: values
-            for name, values in store.read_arrays(path).items()
+            for name, values in records.read_samples(path).items()
             if "prob" not in name and "truth" not in name
         }
         store.write_arrays(path, kept, compress=True)
@@ -227,10 +227,37 @@ def test_missing_samples_are_said(older):
 def test_columns_of_a_predictor_of_ones_own_are_kept(results, tmp_path):
     shutil.copytree(results.folder, tmp_path / "run")
     path = tmp_path / "run" / "samples" / f"{find_answer(results)}.npz"
-    kept = store.read_arrays(path)
+    kept = records.read_samples(path)
     label = kept["ooc/0/label"]
     store.write_arrays(path, kept | {"ooc/0/mine": np.linspace(-5, 5, len(label))})
     columns = fedthe.read_results(tmp_path / "run").samples("fedavg", "ooc", 0)
     assert np.nanmin(columns["mine"]) == -5
     store.write_arrays(path, kept | {"ooc/0/probability": np.full(len(label), 1.5)})
     assert samples_of.read_samples(fedthe.read_results(tmp_path / "run"))["fedavg", 0] == {}
+
+
+def test_samples_are_read_as_they_were_written(tmp_path):
+    draw = np.random.default_rng(0)
+    samples = {
+        "ooc/0/answer": draw.integers(9, size=5),
+        "ooc/0/mine": draw.random(5),
+        "ooc/1/answer": draw.integers(9, size=3),
+        "ooc/1/mine": draw.integers(9, size=3),  # whole numbers here, and others there
+        "ooc/1/shift": np.array(["", "long name", "b"]),
+        "a/b/0/shift": np.array(["c"]),
+        "a/b/0/answer": np.zeros(0, dtype=np.int64),
+    }
+    records.write_samples(tmp_path / "x.npz", samples)
+    found = records.read_samples(tmp_path / "x.npz")
+    assert found.keys() == samples.keys()
+    for name, values in samples.items():
+        np.testing.assert_array_equal(found[name], values)
+        assert found[name].dtype.kind == values.dtype.kind
+    assert len(store.read_arrays(tmp_path / "x.npz")) == 5  # answer, shift, mine of two kinds, and the index
+
+
+@pytest.mark.parametrize("index", [b"", b"[[1]]", b'[[["ooc/0/answer", "5"]]]', b"{}", b'[[["a", 1]], [["b", 1]]]'])
+def test_an_index_that_does_not_fit_gives_no_samples(tmp_path, index):
+    text = np.frombuffer(index, dtype=np.uint8)
+    store.write_arrays(tmp_path / "x.npz", {"0": np.arange(5), "index": text})
+    assert records.read_samples(tmp_path / "x.npz") == {}

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import fedthe
-from fedthe import store
+from fedthe import records, store
 from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.data.plan import build
@@ -64,8 +64,7 @@ def shown(results):
 
 def load_samples(results, method, seed):
     [name] = [each for each in results.answers if each.startswith(f"{method}-{seed}-")]
-    with np.load(results.folder / "samples" / f"{name}.npz") as file:
-        return {key: file[key] for key in file.files}
+    return records.read_samples(results.folder / "samples" / f"{name}.npz")
 
 
 def test_a_folder_gives_back_what_run_returned(results):

@@ -202,7 +202,7 @@ class Stack:
         self, method: Method, deployed: Tree, shards: Shard, questions: Sequence[Question], length: int
     ) -> list[Answered]:
         of = torch.tensor([asked.row for asked in questions], device=self.device)
-        pixels = torch.stack([_pad(asked.x, length) for asked in questions]).to(self.device)
+        pixels = _load([asked.x for asked in questions], length, self.device)
         sizes = [len(asked.x) for asked in questions]
         views = StackedViews(self._workshop, method, pixels, sizes, [asked.path for asked in questions])
 
@@ -309,10 +309,17 @@ class Stack:
             torch.cuda.empty_cache()
 
 
-def _pad(images: np.ndarray, length: int) -> Tensor:
-    """images [n, h, w, c], padded with the last one."""
-    pixels = torch.from_numpy(images)
-    return torch.cat([pixels, pixels[-1:].expand(length - len(pixels), *pixels.shape[1:])])
+def _load(streams: Sequence[np.ndarray], length: int, device: torch.device) -> Tensor:
+    """Streams [n, ...] on the device as [streams, length, ...], each padded with its last sample.
+
+    Each is copied by itself: to stack them on the host first would take as long as the copy to the GPU.
+    """
+    first = torch.from_numpy(streams[0])
+    loaded = torch.empty(len(streams), length, *first.shape[1:], dtype=first.dtype, device=device)
+    for place, stream in zip(loaded, streams, strict=True):
+        place[: len(stream)] = torch.from_numpy(stream)
+        place[len(stream) :] = place[len(stream) - 1]
+    return loaded
 
 
 def _rows_of_runs(trees: Sequence[Tree], rows: Sequence[Row]) -> Tree:

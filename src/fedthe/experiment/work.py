@@ -163,7 +163,7 @@ class Work:
             return {"seed": self.run.seed, "file": NO_EXAMPLES}
         name = f"{self.run.seed}-{content_hash(self.tests, self.federation.content_hash, CORRUPTION_VERSION)[:16]}"
         path = self.folder / "examples" / f"{name}.npz"
-        if not records.read_samples(path):
+        if not records.read_arrays(path):
             some = {
                 f"{test}/{k}": self.federation.inputs(stream.first(EXAMPLES))
                 for test, streams in self.federation.tests.items()
@@ -239,7 +239,7 @@ class Work:
         costs = {"forward": forward, "backward": backward, "peak_mib": peak}
         about = {"method": name, "seed": self.run.seed, "training": training, "is": describe(method)}
         answer = {**about, "costs": costs, "rows": rows, "joined": joined}
-        store.write_arrays(self._samples_of(path), samples, compress=True)
+        records.write_samples(self._samples_of(path), samples)
         store.write_sealed(path, answer)
         return answer
 

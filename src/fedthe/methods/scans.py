@@ -30,11 +30,16 @@ def filter_forward(likelihoods: Tensor, before: Tensor, back: Tensor, leave: flo
     after = spread * likelihoods[:, None, :]  # [n, r, r]: what a sample does to the probabilities, up to their sum
     after, reach = _normalize(after), 1
     while reach < len(after):
-        after = torch.cat([after[:reach], _normalize(after[reach:] @ after[:-reach])])
+        after = torch.cat([after[:reach], _normalize(_compose(after[reach:], after[:-reach]))])
         reach *= 2
     reached = after @ before
     reached = reached / reached.sum(-1, keepdim=True)
     return torch.cat([before[None], reached[:-1]]), reached[-1]
+
+
+def _compose(later: Tensor, earlier: Tensor) -> Tensor:
+    """Matrix products [n, r, r], of so few numbers each that a GPU multiplies them faster one by one."""
+    return (later[..., :, :, None] * earlier[..., None, :, :]).sum(-2)
 
 
 def _normalize(steps: Tensor) -> Tensor:

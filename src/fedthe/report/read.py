@@ -218,7 +218,7 @@ def read_losses(folder: Path, training: str) -> list[float]:
 
 def read_examples(results: Results) -> dict[str, np.ndarray]:
     """Images [n, height, width, 1 or 3] by "test/client"; {} if the file is missing or damaged."""
-    images = records.read_samples(results.store / "examples" / f"{results.examples['file']}.npz")
+    images = records.read_arrays(results.store / "examples" / f"{results.examples['file']}.npz")
     return images if all(map(_are_images, images.values())) else {}
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedthe import tree
+from fedthe import records, tree
 from fedthe.config import make_config
 from fedthe.data import load_dataset
 from fedthe.engine.loop import Loop
@@ -277,10 +277,9 @@ def test_weights_are_those_of_the_samples(small, tmp_path):
     for method in ("fedthe", "ablation_11"):
         weights = {test: [] for test in TESTS}
         for path in (tmp_path / "run" / "samples").glob(f"{method}-*.npz"):
-            with np.load(path) as columns:
-                for name in columns.files:
-                    if name.endswith("/e"):
-                        weights[name.split("/")[0]].append(1 - columns[name].astype(float))
+            for name, values in records.read_samples(path).items():
+                if name.endswith("/e"):
+                    weights[name.split("/")[0]].append(1 - values.astype(float))
         for test, parts in weights.items():
             each, values = data["weights"][method][test], np.concatenate(parts)
             assert (each["density"] * wide).sum() == pytest.approx(1)
