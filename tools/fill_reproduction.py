@@ -1,4 +1,4 @@
-"""Put the numbers of results/ into docs/reproduction.md and README.md, between marks: tables, verdicts, sentences.
+"""Put the numbers of results/ into pages of docs/ and README.md, between marks: tables, verdicts, sentences.
 
 <!-- results: main-dir0.1 -->
 <!-- end -->
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedthe.study.claims import Book, write_claims
+from fedthe.study.judgement import write_goals, write_judgement, write_recommendation
 from fedthe.study.paper_claims import CLAIMS
 from fedthe.study.paper_notes import (
     DIFFERENCES,
@@ -29,7 +30,7 @@ from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
+PAGES = ROOT / "docs" / "reproduction.md", ROOT / "README.md", ROOT / "docs" / "research.md"
 MARKED = re.compile(r"<!-- (\w+)(?:: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN: dict[str, Callable[[Book], str]] = {
     "verdict": write_verdict,
@@ -40,6 +41,9 @@ WRITTEN: dict[str, Callable[[Book], str]] = {
     "inputs": write_inputs,
     "summary": write_summary,
     "tiny": say_tiny,
+    "judged": write_judgement,
+    "goals": write_goals,
+    "recommended": write_recommendation,
 }
 
 

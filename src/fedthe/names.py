@@ -24,6 +24,7 @@ METHOD_NAMES = {
     "fedthe": "FedTHE",
     "fedthe_plus": "FedTHE+",
     "fedthe_regime": "FedTHE, regime filter",
+    "fedthe_regime_lda": "FedTHE, regime filter + LDA",
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
     "fedper": "FedPer",
@@ -40,7 +41,12 @@ METHOD_NAMES = {
     "rotta": "RoTTA",
     "atp": "ATP",
 }
-OURS = ("fedthe", "fedthe_plus", "fedthe_regime")
+STUDY_NAMES = {  # of methods that tables and figures compare with these
+    "regime_mirror": "FedTHE, regime filter, 2 views",
+    "regime_views": "FedTHE, regime filter, 10 views",
+    "regime_memo": "FedTHE+, regime filter",
+}
+OURS = ("fedthe", "fedthe_plus", "fedthe_regime", "fedthe_regime_lda")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network
 TEST_NAMES = {
     "original": "original",
@@ -67,7 +73,7 @@ def name_method(method: str) -> str:
     """Of a variant such as fedthe(alpha=0.2,beta=0.3): FedTHE (alpha=0.2, beta=0.3)."""
     name, bracket, hyper = method.partition("(")
     if not (bracket and hyper.endswith(")")):
-        return METHOD_NAMES.get(method) or clean(method)
+        return METHOD_NAMES.get(method) or STUDY_NAMES.get(method) or clean(method)
     return clean(f"{METHOD_NAMES.get(name, name)} ({hyper.replace(',', ', ')}", 160)
 
 

@@ -233,6 +233,7 @@ def test_a_stream_equals_its_windows_and_its_chunks(name):
 
 # Other valid values, by the name of the hyperparameter; the first that differs is tried. True and False are swapped.
 OTHERS = {
+    "discriminant": (0.25,),
     "alpha": (0.3,),
     "anchor": (0.9,),
     "batch": (3,),

@@ -69,6 +69,15 @@ def deploy(method: Method, fit: Fit, shared: Tree, received: Received, shard: Sh
     return deployed, pick_loss([], made.losses)
 
 
+def summarize(method: Method, shared: Tree, shard: Shard) -> Tree:
+    """What a client sends once, after the last round, for the predictor."""
+    part = method.predictor
+    with code_of(part, "summarize", shared=shared), torch.no_grad():
+        sent = part.summarize(method, _fresh(shared), shard)
+    check_tree(f"what {type(part).__name__}.summarize returns", sent)
+    return sent
+
+
 def join_unlabeled(method: Method, shared: Tree, received: Received, shard: Shard) -> Tree | None:
     """All that a client without labels deploys; None if its personal part needs them."""
     part, (averages, mine) = method.personal, received

@@ -22,6 +22,7 @@ from ..tree import Tree
 from ..types import Shard
 from .client import Received, join_unlabeled
 from .clients import Clients
+from .conclude import conclude, deploy_beside
 from .loop import Loop
 from .memory import trim_heap
 from .server import Diverged, Server, aggregate, find_infinite, sample_clients
@@ -206,16 +207,26 @@ def _index(rows: Sequence[int], leaf: Tensor) -> slice | Tensor:
 
 
 def deploy_some(
-    method: Method, run: Run, settings: Training, progress: Progress, engine: Engine, clients: Sequence[int]
+    method: Method,
+    run: Run,
+    settings: Training,
+    progress: Progress,
+    engine: Engine,
+    clients: Sequence[int],
+    concluded: Tree | None = None,
 ) -> Tree:
-    """Some clients, sampled lately or not, personalize the last shared model once more: states [clients, ...]."""
+    """Some clients, sampled lately or not, personalize the last shared model once more: states [clients, ...].
+
+    concluded: what `conclude` returned; None: it is called here.
+    """
     with code_of_a_method():
         made, losses = engine.deploy(Visit((method,), settings, [run], [[progress]]), clients)
     leaves = [(f"the state's {name}", leaf) for name, leaf in tree.flatten(made).items()]
     for k, fault in zip(clients, find_faults(leaves, losses), strict=True):
         if fault is not None:
             raise Diverged(progress.round, k, fault)
-    return tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.server.shared) | made
+    states = tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.server.shared) | made
+    return deploy_beside(method, states, conclude(method, run, progress) if concluded is None else concluded)
 
 
 def can_join(method: Method) -> bool:
@@ -228,7 +239,9 @@ def can_join(method: Method) -> bool:
     return not kept or type(method.personal).personalize is not Personal.personalize
 
 
-def deploy_unlabeled(method: Method, run: Run, progress: Progress, clients: Sequence[int]) -> Tree | None:
+def deploy_unlabeled(
+    method: Method, run: Run, progress: Progress, clients: Sequence[int], concluded: Tree | None = None
+) -> Tree | None:
     """What clients that have no labels deploy: states [clients, ...]; None for a method that cannot do so."""
     if method.predictor.needs_labels or not can_join(method):
         return None
@@ -241,7 +254,7 @@ def deploy_unlabeled(method: Method, run: Run, progress: Progress, clients: Sequ
         if own is None:
             return None
         made.append(own)
-    return tree.stack(made)
+    return deploy_beside(method, tree.stack(made), conclude(method, run, progress) if concluded is None else concluded)
 
 
 def train(

@@ -23,6 +23,7 @@ from ..corruptions import CORRUPTION_VERSION
 from ..data.plan import Federation, build
 from ..data.pool import Dataset
 from ..data.unknown import set_aside
+from ..engine.conclude import conclude
 from ..engine.evaluate import answer_one, begin_one, check_columns, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
@@ -219,14 +220,15 @@ class Work:
         """Deploy the method on every client and test it there, and without labels on those that join late."""
         clients, peak = range(len(self.run.shards)) if can_join(method) else self.run.trained, 0.0
         answered: list[Scored] = []
+        concluded = conclude(method, self.run, progress)
         for some in split(clients, self.engine.together):
             tell(AnswerEvent(name, self.run.seed, done=some[0], total=len(clients)))
-            deployed = deploy_some(method, self.run, self.config.training, progress, self.engine, some)
+            deployed = deploy_some(method, self.run, self.config.training, progress, self.engine, some, concluded)
             if not answered:
                 peak = self._measure_memory(method, tree.take(deployed, 0))
             answered += self._answer_some(name, method, deployed, some)
         for some in split(self.run.unseen, self.engine.together):
-            unlabeled = deploy_unlabeled(method, self.run, progress, some)
+            unlabeled = deploy_unlabeled(method, self.run, progress, some, concluded)
             answered += [] if unlabeled is None else self._answer_some(name, method, unlabeled, some, labeled=False)
         tell(AnswerEvent(name, self.run.seed, done=len(clients), total=len(clients)))
         answered.sort(key=lambda each: (self.tests.index(each[0].test), each[0].client))  # stable

@@ -65,6 +65,7 @@ METHODS: dict[str, Recipe] = {
     "fedthe": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble()),
     "fedthe_plus": (FedAvg(balanced=True), TwoHeads(), HeadEnsemble(then=Memo(views=16))),
     "fedthe_regime": (FedAvg(balanced=True), TwoHeads(), RegimeFilter()),
+    "fedthe_regime_lda": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(discriminant=0.5)),
     # not in the paper's tables: one global model
     "fedprox": FedProx(),
     "scaffold": Scaffold(),

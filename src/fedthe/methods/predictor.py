@@ -30,6 +30,15 @@ class Predictor:
     def check(self, method: Method) -> None:
         """Raise InputError if the method does not fit this predictor. `needs` is checked already."""
 
+    def summarize(self, method: Method, shared: Tree, shard: Shard) -> Tree:
+        """What a client sends once, after the last round. The server takes the mean over the clients that trained,
+        weighted by their training rows."""
+        return {}
+
+    def conclude(self, method: Method, mean: Tree) -> Tree:
+        """What the server makes of that mean: leaves that every client deploys beside its own."""
+        return mean
+
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         """The state before the first sample: a tree of tensors. Every stream of a client begins with a copy of it."""
         return {}

@@ -9,9 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..types import scale
 from . import regime
+from .arrays import is_within
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
+from .discriminant import discriminate, fit_discriminant, sum_moments
 from .head_ensemble import describe_heads
 from .label_shift import smooth_prior
 from .memo import Memo
@@ -29,6 +32,17 @@ class RegimeFilter(Predictor):
     regimes: Regimes = Regimes()
     calibrate: bool = True  # fit the temperature of each head on the client's validation rows
     then: Views | Memo | None = None
+    discriminant: float = 0.0  # the weight of a discriminant that all clients made beside the global head; 0: none
+
+    def __post_init__(self) -> None:
+        if not is_within(self.discriminant, 0, 1):
+            raise InputError(f"discriminant must be from 0 to 1, but it is {self.discriminant!r}.")
+
+    def summarize(self, method: Method, shared: Tree, shard: Shard) -> Tree:
+        return sum_moments(method.net, shared["body"], shard) if self.discriminant else {}
+
+    def conclude(self, method: Method, mean: Tree) -> Tree:
+        return {"discriminant": fit_discriminant(mean)} if self.discriminant else {}
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         mix = smooth_prior(shard.counts, self.regimes.smooth)
@@ -36,14 +50,14 @@ class RegimeFilter(Predictor):
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         with torch.no_grad():
-            of_global, of_personal = self._look(method, mine, samples.x)
-            alone = self._answer_alone(of_global, of_personal, state)
+            seen = self._look(method, mine, samples.x)
+            alone = self._answer_alone(seen, state)
             weights, after = regime.follow(alone, state["own"], state, self.regimes)
-            logits = to_logits(regime.combine(alone, weights), of_global)
+            logits = to_logits(regime.combine(alone, weights), seen[0])
         if isinstance(self.then, Memo) and self.then.steps:
             columns = (samples.x, *weights, state["temperatures"].expand(len(logits), -1))
             logits = samples.each(self.tuned, method, mine, *columns, state["own"].expand(len(logits), -1))
-        info = describe_heads(1 - weights.own, logits, of_global, of_personal)
+        info = describe_heads(1 - weights.own, logits, seen[0], seen[1])
         return Answers(logits, info | {"recent": weights.recent.to(logits.dtype)}), {**state, **after}
 
     def tuned(
@@ -62,30 +76,41 @@ class RegimeFilter(Predictor):
         state = {"temperatures": temperatures[0], "own": mix[0]}
 
         def logits(params: Tree, x: Tensor) -> Tensor:
-            of_global, of_personal = heads(method.net, params, x)[1:]
-            alone = self._answer_alone(of_global, of_personal, state)
-            return to_logits(regime.combine(alone, regime.Weights(own, recent, ratio)), of_global)
+            seen = self._see(method, params, mine, x)
+            alone = self._answer_alone(seen, state)
+            return to_logits(regime.combine(alone, regime.Weights(own, recent, ratio)), seen[0])
 
         assert isinstance(self.then, Memo)
         with torch.no_grad():
             return logits(self.then.tune(logits, mine, views), x)
 
     def _look(self, method: Method, mine: Tree, x: Tensor) -> tuple[Tensor, ...]:
-        """The logits of the global and of the personal head."""
+        """What `_see` gives, or its mean over views."""
 
-        def look(x: Tensor) -> tuple[Tensor, ...]:
-            return heads(method.net, mine, x)[1:]
+        def see(x: Tensor) -> tuple[Tensor, ...]:
+            return self._see(method, mine, mine, x)
 
-        return self.then.average(look, x) if isinstance(self.then, Views) else look(x)
+        return self.then.average(see, x) if isinstance(self.then, Views) else see(x)
 
-    def _answer_alone(self, of_global: Tensor, of_personal: Tensor, state: Tree) -> regime.Alone:
-        both = torch.stack([of_global, of_personal]).double() / state["temperatures"][:, None, None]
-        return regime.answer_alone(both[0], both[1], state["own"], self.regimes)
+    def _see(self, method: Method, params: Tree, mine: Tree, x: Tensor) -> tuple[Tensor, ...]:
+        """The logits of the global and of the personal head, and of the discriminant, if there is one."""
+        h, of_global, of_personal = heads(method.net, params, x)
+        both = of_global, of_personal
+        return (*both, discriminate(mine["discriminant"], h).to(h.dtype)) if self.discriminant else both
+
+    def _answer_alone(self, seen: tuple[Tensor, ...], state: Tree) -> regime.Alone:
+        z = torch.stack(seen).double() / state["temperatures"][:, None, None]
+        of_global = z[0]
+        if self.discriminant:  # the geometric mean of two classifiers for equally frequent classes
+            weight = self.discriminant
+            of_global = (1 - weight) * z[0].log_softmax(-1) + weight * z[2].log_softmax(-1)
+        return regime.answer_alone(of_global, z[1], state["own"], self.regimes)
 
     def _calibrate(self, method: Method, mine: Tree, shard: Shard, chunk: int = 500) -> Tensor:
-        """The temperatures of the global and of the personal head, float64 [2]."""
+        """The temperatures of the global and of the personal head, and of the discriminant, float64."""
+        count = 3 if self.discriminant else 2
         if not self.calibrate or not len(shard.val_x):
-            return torch.ones_like(shard.counts[:2], dtype=torch.float64)
+            return torch.ones_like(shard.counts[:1], dtype=torch.float64).expand(count)
         with torch.no_grad():
             seen = [self._look(method, mine, scale(x)) for x in shard.val_x.split(chunk)]
             of_heads = (torch.cat(parts).double() for parts in zip(*seen, strict=True))

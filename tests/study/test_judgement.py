@@ -1,0 +1,63 @@
+"""What is said of the judged regime filter, recomputed from the records by plain means."""
+
+import json
+import re
+from statistics import fmean
+
+import pytest
+
+from fedthe.study.claims import Book
+from fedthe.study.judged import METHODS, SEEDS, SETTINGS
+from fedthe.study.judgement import write_goals, write_judgement, write_recommendation
+from helpers import ROOT
+
+BOOK = Book(ROOT / "results")
+FIVE = ("original", "corrupted", "natural", "ooc", "mixture")
+
+
+def average(id, method):
+    """Mean over clients, seeds, then tests."""
+    (case,) = json.loads((ROOT / "results" / f"{id}.json").read_text(encoding="utf-8"))["cases"]
+    tests = case["clients"][method]
+    means = [
+        fmean(fmean(p for p in clients if p is not None) for clients in tests[t].values()) for t in FIVE if t in tests
+    ]
+    return fmean(means)
+
+
+def test_the_records_are_of_new_seeds():
+    assert not {*SEEDS} & {0, 1, 2}
+    for id in SETTINGS:
+        (case,) = json.loads((ROOT / "results" / f"{id}.json").read_text(encoding="utf-8"))["cases"]
+        assert tuple(case["config"]["seeds"]) == SEEDS
+        assert {*METHODS} <= case["clients"].keys()
+
+
+def test_averages_and_differences_are_those_of_the_records():
+    lines = [line.strip("| ").split(" | ") for line in write_judgement(BOOK).splitlines()[2:]]
+    assert len(lines) == len(SETTINGS)
+    for id, (_, *cells) in zip(SETTINGS, lines, strict=True):
+        fedthe, plus, regime, memo = (average(id, m) for m in ("fedthe", "fedthe_plus", "fedthe_regime", "regime_memo"))
+        assert [float(cell) for cell in cells[:4]] == pytest.approx([fedthe, plus, regime, memo], abs=0.06)
+        for cell, difference in zip(cells[4:], (regime - fedthe, regime - plus, memo - plus), strict=True):
+            mean, low, high = map(float, re.findall(r"[+-][\d.]+", cell))
+            assert low <= mean <= high
+            assert mean == pytest.approx(difference, abs=0.2)  # a client without a natural test counts otherwise
+            if abs(low) > 0.05 and abs(high) > 0.05:
+                assert cell.startswith("**") == (low * high > 0)
+
+
+def test_what_was_missed_is_named():
+    goals = write_goals(BOOK).splitlines()
+    leads = {id: average(id, "fedthe_regime") - average(id, "fedthe_plus") for id in SETTINGS}
+    missed = [id for id, lead in leads.items() if lead < (1 if id == "regime-dir0.1" else 0.3)]
+    assert f"reached in {len(SETTINGS) - len(missed)} of {len(SETTINGS)} settings" in goals[0]
+    assert len(re.findall(r"\[", goals[0])) == len(missed)
+    tests = re.search(r"reached on (\d+) of (\d+) tests", goals[1])
+    assert int(tests[2]) - int(tests[1]) == len(re.findall(r"\[", goals[1]))
+
+
+def test_the_recommendation_counts_settings():
+    said = write_recommendation(BOOK).replace("\n", " ")
+    ahead = sum(average(id, "fedthe_regime") > average(id, "fedthe") for id in SETTINGS)
+    assert (f"ahead of FedTHE in {'all' if ahead == len(SETTINGS) else ahead} of them") in said
