@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedthe
 from fedthe import tree
 from fedthe.data import load_dataset
 from fedthe.data.plan import Settings, build
@@ -201,3 +202,10 @@ def test_what_cannot_be_deployed_is_said_in_a_sentence(predictor, error, words):
     method = compose(NET, (FedAvg(balanced=True), predictor))
     with pytest.raises(error, match=words):
         deploy_some(method, run, SETTINGS, reached, Loop(), [0])
+
+
+def test_what_is_sent_is_told():
+    said = fedthe.check_method("fedthe_regime_lda")
+    assert "and after the last round counts [3], sums [3, 6], products [6, 6];" in said
+    assert "discriminant.weight [3, 6], discriminant.bias [3]." in said
+    assert "after the last round" not in fedthe.check_method("fedthe_regime")

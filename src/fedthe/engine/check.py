@@ -21,6 +21,7 @@ from ..specs import Spec
 from ..store import content_hash
 from ..tree import Tree
 from ..types import Shard
+from .client import summarize
 from .evaluate import check_columns, make_samples
 from .fit import Optimizer
 from .loop import Loop
@@ -86,6 +87,7 @@ class _Tried(NamedTuple):
 
     progress: Progress
     deployed: Tree  # [clients, ...]
+    sent: Tree  # by the first client, after the last round
     classes: np.ndarray  # [clients, samples], the answers
 
 
@@ -97,7 +99,8 @@ def _try(method: Method, engine: Engine) -> _Tried:
     answers = engine.answer(method, deployed, shards, questions)
     for each in answers:
         check_columns(method, each)
-    return _Tried(progress, deployed, np.stack([each.classes for each in answers]))
+    sent = summarize(method, progress.server.shared | progress.averages, shards[0])
+    return _Tried(progress, deployed, sent, np.stack([each.classes for each in answers]))
 
 
 def _compare(one: _Tried, other: _Tried, near: float, what: str, way_out: str) -> None:
@@ -124,6 +127,7 @@ def _list_leaves(tried: _Tried) -> dict[str, dict[str, Tensor]]:
 def _describe(name: str, tried: _Tried) -> str:
     shared, averages, kept = tried.progress.server.shared, tried.progress.averages, tried.progress.clients[0]
     beside = f", and the mean of what it keeps as {_list_sizes(averages)}" if averages else ""
+    beside += f", and after the last round {_list_sizes(tried.sent)}" if tried.sent else ""
     return (
         f"{name} gives the same numbers in both engines. A client receives and uploads {_list_sizes(shared)}{beside}; "
         f"it keeps {_list_sizes(kept.get('rounds', {}) | kept.get('personal', {}))} "
