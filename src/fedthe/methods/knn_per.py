@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..errors import InputError
 from ..types import scale
 from .base import Answers, Method, Predictor, Samples, Shard, Tree
+from .label_shift import log
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class KNN(Predictor):
         with torch.no_grad():
             near, model = self._ask(method, mine, state, method.net.features(mine["body"], samples.x))
             mixed = state["lambda"] * near + (1 - state["lambda"]) * model
-        logits = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
+        logits = log(mixed)
         return Answers(logits, {"lambda": state["lambda"].expand(len(logits))}), state
 
     def _ask(self, method: Method, mine: Tree, store: Tree, h: Tensor) -> tuple[Tensor, Tensor]:

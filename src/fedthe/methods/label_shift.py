@@ -40,6 +40,6 @@ def describe_prior(prior: Tensor) -> dict[str, Tensor]:
     return {"effective_classes": (-(prior * log(prior)).sum(-1)).exp().float()}
 
 
-def log(prior: Tensor) -> Tensor:
-    """Finite where the prior is 0."""
-    return prior.clamp(min=torch.finfo(prior.dtype).tiny).log()
+def log(probabilities: Tensor) -> Tensor:
+    """Finite where a probability is 0."""
+    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
