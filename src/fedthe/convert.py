@@ -101,6 +101,8 @@ def _flatten(key: str, given: Mapping[str, Any], depth: int = DEEPEST) -> dict[s
         elif isinstance(value, str):
             flat[name] = _check_text(clean(whole), value)
         elif isinstance(value, list | tuple):
+            if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in value):
+                raise InputError(f"{clean(whole)} must be numbers, such as 0.1,0.9, not {quote(value)}.")
             flat[name] = [_check_number(clean(whole), each) for each in value]
         elif isinstance(value, int | float):
             flat[name] = value if isinstance(value, bool) else _check_number(clean(whole), value)

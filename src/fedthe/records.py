@@ -185,20 +185,28 @@ def write_samples(path: Path, samples: Mapping[str, np.ndarray]) -> None:
     store.write_arrays(path, {**joined, "index": text}, compress=True)
 
 
-def read_samples(path: Path) -> dict[str, np.ndarray]:
-    """What `write_samples` wrote, here or in an earlier version; nothing where it is not there or damaged."""
-    arrays = read_arrays(path)
+def load_samples(path: Path) -> dict[str, np.ndarray]:
+    """What `write_samples` wrote, here or in an earlier version."""
+    arrays = store.read_arrays(path)
     if "index" not in arrays:
         return arrays
     samples: dict[str, np.ndarray] = {}
     try:
         for i, streams in enumerate(json.loads(arrays["index"].tobytes())):
-            ends = np.cumsum([length for _, length in streams])
-            parts = np.split(arrays[str(i)], ends[:-1])
+            parts = np.split(arrays[str(i)], np.cumsum([length for _, length in streams])[:-1])
             samples |= {name: part for (name, _), part in zip(streams, parts, strict=True)}
-    except (ValueError, LookupError, TypeError):
-        return {}
+        "".join(samples)  # names are text
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise Damaged(f"{path} is damaged ({foreign.say_error(error)}).") from None
     return samples
+
+
+def read_samples(path: Path) -> dict[str, np.ndarray]:
+    """The same; nothing where it is not there or damaged."""
+    try:
+        return load_samples(path)
+    except InputError:
+        return {}
 
 
 def describe_environment(engine: Engine) -> dict[str, Any]:

@@ -256,7 +256,11 @@ def test_samples_are_read_as_they_were_written(tmp_path):
     assert len(store.read_arrays(tmp_path / "x.npz")) == 5  # answer, shift, mine of two kinds, and the index
 
 
-@pytest.mark.parametrize("index", [b"", b"[[1]]", b'[[["ooc/0/answer", "5"]]]', b"{}", b'[[["a", 1]], [["b", 1]]]'])
+@pytest.mark.parametrize(
+    "index",
+    [b"", b"[[1]]", b'[[["ooc/0/answer", "5"]]]', b"{}", b'[[["a", 1]], [["b", 1]]]', b"[" * 200_000, b"[[[[], 5]]]"],
+    ids=range(7),
+)
 def test_an_index_that_does_not_fit_gives_no_samples(tmp_path, index):
     text = np.frombuffer(index, dtype=np.uint8)
     store.write_arrays(tmp_path / "x.npz", {"0": np.arange(5), "index": text})

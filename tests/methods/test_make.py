@@ -59,6 +59,26 @@ def test_hyperparameters_reach_the_parts_of_a_predictor():
     assert (parts.predictor.alpha, parts.predictor.search.steps, parts.rounds.balanced) == (0.4, 5, False)
 
 
+def test_values_that_are_valid_only_together_are_set_together():
+    both = {"own": [0.1, 0.9], "start": [0.5, 0.5]}
+    for given in (both, dict(reversed(both.items()))):
+        regimes = set_hyper(arrange(METHODS["fedthe_regime"]), given, "fedthe_regime").predictor.regimes
+        assert (regimes.own, regimes.start) == ((0.1, 0.9), (0.5, 0.5))
+    with pytest.raises(InputError, match=r"^fedthe_regime: own must be shares"):
+        set_hyper(arrange(METHODS["fedthe_regime"]), {"own": [0.1, 0.9]}, "fedthe_regime")
+    with pytest.raises(InputError, match=r"^fedthe_regime: own must be like 0.03,0.6,0.99, not 0.5\.$"):
+        set_hyper(arrange(METHODS["fedthe_regime"]), {"own": 0.5}, "fedthe_regime")
+    with pytest.raises(InputError, match=r"own and regimes\.own are one hyperparameter"):
+        set_hyper(arrange(METHODS["fedthe_regime"]), both | {"regimes.own": [0.1, 0.9]}, "fedthe_regime")
+
+
+@pytest.mark.parametrize("value", [["a", 0.9], [[0.1], 0.9], [None], [True, 0.1], "0.1,,0.2"])
+def test_a_list_of_anything_but_numbers_is_refused(value):
+    config = {"methods": ["fedthe_regime"], "hyper": {"fedthe_regime": {"own": value}}}
+    with pytest.raises(InputError, match=r"own must be (numbers, such as|like)"):
+        find_parts(make_config(config))
+
+
 @dataclass(frozen=True)
 class Both(Rounds, Personal):
     pull: float = 1.0

@@ -49,7 +49,7 @@ def write_notes(federation: Federation, call: Callable[[Pool], str]) -> list[str
         who = ", ".join(map(str, federation.unseen))
         notes.append(f"unseen: clients that join after training, seed {settings.seed}: {who}")
     if dataset.unknown is not None:
-        notes.append(f"no client holds {call(dataset.unknown)}, which open_set asks about")
+        notes.append(f"no client holds {call(dataset.unknown)}, the unknown class")
     for part in ("train", "test"):
         if getattr(settings, f"{part}_fraction") < 1:
             notes.append(f"{part}: {getattr(settings, f'{part}_fraction'):g} of each client's rows")

@@ -93,7 +93,8 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         )
     if "labels" not in names:
         raise InputError(
-            f"{show_path(path)} has no array 'labels' (it has {shown}); save it with images=... and labels=..."
+            f"{show_path(path)} has no array 'labels' (it has {shown}); save it with images=... or x=..., and with "
+            "labels=..."
         )
     if "splits" in names and "clients" not in names:
         raise InputError(f"{show_path(path)} has splits without clients; save both, or neither.")

@@ -55,9 +55,7 @@ def find_class(pool: Pool, named: str) -> int:
         return pool.classes.index(named)
     if named.isascii() and named.isdigit() and int(named[:9]) < len(pool.classes):
         return int(named[:9])
-    raise InputError(
-        f"unknown must be a class of {clean(pool.name)}, not {quote(named)}; {find_nearest(named, pool.classes)}"
-    )
+    raise InputError(f"unknown={clean(named)} is no class of {clean(pool.name)}; {find_nearest(named, pool.classes)}")
 
 
 def _drop(pool: Pool, c: int) -> Pool:

@@ -208,7 +208,7 @@ class Work:
         try:
             done = store.read_sealed(path)
             if done is not None:
-                store.read_arrays(self._samples_of(path))
+                records.load_samples(self._samples_of(path))
             return done
         except Damaged as error:
             warnings.warn(f"{error} The method is tested again.", stacklevel=2)

@@ -52,7 +52,7 @@ def explain_method(spec: Spec) -> About:
     return About(
         id=spec.id,
         name=name_method(spec.id),
-        what=_LINK.sub("", doc).replace(", )", ")").replace("()", "").strip(),
+        what=_LINK.sub("", doc).replace(", )", ")").replace(" ()", "").replace("()", "").strip(),
         link=link[0].rstrip(".,:") if link else None,
         parts={place: _name_part(getattr(parts, place)) for place in PLACES},
         hyper=list(_list_hyper(parts)),

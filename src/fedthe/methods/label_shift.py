@@ -26,7 +26,8 @@ def smooth_prior(counts: Tensor, smoothing: float) -> Tensor:
     Without any rows, all of it are equal priors.
     """
     counts = counts.double()
-    prior = (1 - smoothing) * counts / counts.sum().clamp(min=1) + smoothing / len(counts)
+    total = counts.sum()
+    prior = (1 - smoothing) * counts / torch.where(total > 0, total, 1) + smoothing / len(counts)
     return prior / prior.sum()
 
 

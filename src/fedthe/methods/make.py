@@ -98,29 +98,33 @@ def find_recipe(spec: Spec, recipes: Recipes | None = None) -> Recipe:
 def set_hyper(parts: Parts, given: Mapping[str, Any], name: str) -> Parts:
     """Change hyperparameters of a method, each named by the end of its dotted path, as much of it as is unique."""
     is_one = isinstance(parts.personal, Rounds) and parts.personal == parts.rounds
-    done: dict[str, str] = {}  # by path: the key
-    for key, setting in given.items():
-        paths = [path for path in list_hyper(parts) if not (is_one and path.startswith("personal."))]
-        found = [path for path in paths if f".{path}".endswith(f".{key}")]
-        if not found:
-            has = find_nearest(key, {path.rsplit(".", 1)[-1] for path in paths}) if paths else "it has none."
-            raise InputError(f"{name} has no hyperparameter {key!r}; {has}")
-        if len(found) > 1:
-            ways = " or ".join(".".join(path.split(".")[-2:]) for path in found)
-            raise InputError(f"{name} has several hyperparameters {key!r}; write {ways}.")
-        if found[0] in done:
-            raise InputError(f"{name}: {done[found[0]]} and {key} are one hyperparameter; set it once.")
-        done[found[0]] = key
-        try:
-            parts = _set_one(parts, found[0].split("."), setting)
-        except InputError:
-            raise
-        except Exception as error:  # of the user's own class
-            why = flatten(f"{type(error).__name__}: {error}", 200)
-            raise InputError(f"{name} cannot have {key}={setting!r} ({why}).") from error
-        if is_one and isinstance(parts.rounds, Personal):
-            parts = replace(parts, personal=parts.rounds)
-    return parts
+    paths = [path for path in list_hyper(parts) if not (is_one and path.startswith("personal."))]
+    keys: dict[str, str] = {}  # by path
+    for key in given:
+        path = _find_path(paths, key, name)
+        if path in keys:
+            raise InputError(f"{name}: {keys[path]} and {key} are one hyperparameter; set it once.")
+        keys[path] = key
+    try:
+        parts = _set_all(parts, {path: given[key] for path, key in keys.items()})
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+    except Exception as error:  # of the user's own class
+        why = flatten(f"{type(error).__name__}: {error}", 200)
+        settings = ", ".join(f"{key}={setting!r}" for key, setting in given.items())
+        raise InputError(f"{name} cannot have {settings} ({why}).") from error
+    return replace(parts, personal=parts.rounds) if is_one and isinstance(parts.rounds, Personal) else parts
+
+
+def _find_path(paths: list[str], key: str, name: str) -> str:
+    found = [path for path in paths if f".{path}".endswith(f".{key}")]
+    if not found:
+        has = find_nearest(key, {path.rsplit(".", 1)[-1] for path in paths}) if paths else "it has none."
+        raise InputError(f"{name} has no hyperparameter {key!r}; {has}")
+    if len(found) > 1:
+        ways = " or ".join(".".join(path.split(".")[-2:]) for path in found)
+        raise InputError(f"{name} has several hyperparameters {key!r}; write {ways}.")
+    return found[0]
 
 
 def list_hyper(value: Any, before: str = "") -> dict[str, Any]:
@@ -135,17 +139,28 @@ def list_hyper(value: Any, before: str = "") -> dict[str, Any]:
     return listed
 
 
-def _set_one(value: Any, path: list[str], setting: Any) -> Any:
-    first, *rest = path
-    old = getattr(value, first)
-    if rest:
-        return replace(value, **{first: _set_one(old, rest, setting)})
+def _set_all(value: Any, settings: Mapping[str, Any]) -> Any:
+    """The same with other values at some paths. A part is made once, for its values may be valid only together."""
+    by_field: dict[str, dict[str, Any]] = {}
+    for path, setting in settings.items():
+        first, _, rest = path.partition(".")
+        by_field.setdefault(first, {})[rest] = setting
+    changes = {}
+    for first, inner in by_field.items():
+        old = getattr(value, first)
+        changes[first] = _fit_type(first, old, inner[""]) if "" in inner else _set_all(old, inner)
+    return replace(value, **changes)
+
+
+def _fit_type(name: str, old: Any, setting: Any) -> Any:
+    """The setting, if it is of the type that it replaces."""
     if isinstance(old, float) and isinstance(setting, int) and not isinstance(setting, bool):
         setting = float(setting)
     if isinstance(old, tuple) and isinstance(setting, list | tuple):
         setting = tuple(setting)
     if type(setting) is not type(old):
-        raise InputError(f"{first} must be like {old!r}, not {setting!r}.")
+        like = ",".join(map(str, old)) if isinstance(old, tuple) else repr(old)
+        raise InputError(f"{name} must be like {like}, not {setting!r}.")
     if isinstance(setting, float) and not math.isfinite(setting):
-        raise InputError(f"{first} must be finite, not {setting}.")
-    return replace(value, **{first: setting})
+        raise InputError(f"{name} must be finite, not {setting}.")
+    return setting
