@@ -85,7 +85,7 @@ def average_gap(record: Record, a: str, b: str) -> Interval:
 
 def say_gap(gap: Interval) -> str:
     """In points, with the 95 % interval; bold if that excludes 0."""
-    said = f"{gap.mean:+.1f} [{gap.low:+.1f}, {gap.high:+.1f}]"
+    said = f"{gap.mean:+.1f} [{gap.low:+.1f},&nbsp;{gap.high:+.1f}]"
     return f"**{said}**" if gap.excludes_zero else said
 
 
