@@ -83,8 +83,11 @@ ODD = (
 PLACES = ("", ".", "a/b/c", "../x", "tiny.npz", "tiny.npz/x", "b" * 300, "\x1b[31m", "[bold]", "c d", "\udcff", "run")
 DATASETS = ("npz:tiny.npz", "npz:nowhere.npz", "npz:.", "npz:tiny.toml", "folder:.", "glyph", "cifar10", "npz", ":", "")
 WHERE = {"out": PLACES, "name": PLACES, "dataset": DATASETS, "natural": (*DATASETS, "none"), "frost": PLACES}
-METHODS = ("fedthe", "fedthe_plus", "ditto", "fedavg", "nobody", "")
-HYPER = ("alpha", "beta", "lam", "then.lr", "search.lr", "search.steps", "net", "net.classes", "", ".", "__class__")
+METHODS = ("fedthe", "fedthe_plus", "fedthe_regime", "fedthe_regime_lda", "ditto", "fedavg", "nobody", "")
+HYPER = (
+    *("alpha", "beta", "lam", "then.lr", "search.lr", "search.steps", "net", "net.classes", "", ".", "__class__"),
+    *("own", "start", "regimes.own", "discriminant", "leave"),
+)
 TOML = (
     "",
     "rounds = ",
@@ -132,6 +135,33 @@ TOML = (
     "dirichlet = 1e-320\n",
     "checkpoint_seconds = 1" + "0" * 400 + "\n",
     "[hyper.fedthe]\nalpha = 1" + "0" * 400 + "\n",
+    "[hyper.fedthe_regime]\nown = [0.1, 'a']\n",
+    "[hyper.fedthe_regime]\nown = [[0.1], 0.9]\n",
+    "[hyper.fedthe_regime]\nown = []\nstart = []\n",
+    "[hyper.fedthe_regime]\nown = [0.1, 0.9]\nstart = [0.5, 0.6]\n",
+    "streams = 'own'\n",
+    "streams = []\n",
+    "[streams]\nx = 3\n",
+    "[streams]\nx = ''\n",
+    "[streams]\nx = 'own 1e400%'\n",
+    "[streams]\nx = 'own -1'\n",
+    "[streams]\nx = 'nobody 10'\n",
+    "[streams]\nx = 'own 99999999999999999999'\n",
+    "[streams]\noriginal = 'own'\n",
+    "[streams]\n'a/b' = 'own'\n",
+    "[streams]\n'' = 'own'\n",
+    "[streams]\nx = '" + "own 1, " * 20000 + "own 1'\n",
+    "[streams.x]\ny = 'own'\n",
+    "unknown = -1\n",
+    "unknown = [1]\n",
+    "unknown = 'nobody'\n",
+    "unknown = ''\n",
+    "unseen = 2\n",
+    "unseen = 1.0\n",
+    "unseen = nan\n",
+    "unseen = -0.1\n",
+    "tests = ['open_set']\n",
+    "tests = ['switch10', 'switch10']\n",
 )
 # Whole files, because BASE has these keys already.
 WHOLE = (
