@@ -263,14 +263,17 @@ def test_a_report_has_a_table_of_each_group(results):
     assert not show_results(results.group("joined")).groups
 
 
-def test_the_terminal_shows_how_well_the_unknown_class_is_told_apart(results, capsys):
+@pytest.mark.parametrize("width", [60, 120])
+def test_the_terminal_shows_how_well_the_unknown_class_is_told_apart(results, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     _print_results(results)
     said = capsys.readouterr().out
+    assert "…" not in said
     assert "AUROC (%): how well" in said
     assert said.count("joined after training, without labels") == 1
     for name in results.groups:
         for of in results.group(name).rejection().values():
-            assert f" {of['open_set']:.1f}" in said
+            assert f" {of['open_set']:.1f} " in said
     assert "AUROC" not in repr(replace(results, rows=tuple(r for r in results.rows if r.test != "open_set")))
 
 
