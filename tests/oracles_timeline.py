@@ -18,28 +18,42 @@ def mean(values):
     return sum(values) / len(values)
 
 
+def keep_known(phase, positions):
+    return [i for i in positions if phase[i] != "unknown"]
+
+
 def phase_of(phase, positions):
-    names = {phase[i] for i in positions}
+    """Of the samples of known classes, if there are any."""
+    names = {phase[i] for i in keep_known(phase, positions)} or {"unknown"}
     return names.pop() if len(names) == 1 else "mixed"
 
 
-def smooth(right, segment, window):
+def accuracy_of(right, segment, phase, wanted):
+    """On the samples of a phase, or on the segments that are mixed; None without samples."""
+    positions = [i for i in range(len(right)) if phase[i] == wanted]
+    if wanted == "mixed":
+        positions = [i for each in split_segments(segment) if phase_of(phase, each) == wanted for i in each]
+    known = keep_known(phase, positions)
+    return float(mean([int(right[i]) for i in known])) if known else None
+
+
+def smooth(right, segment, phase, window):
+    """None where no sample of a known class is near."""
     out = []
     for i in range(len(right)):
         near = [j for j in range(len(right)) if abs(i - j) <= window // 2 and segment[j] == segment[i]]
-        out.append(float(mean([int(right[j]) for j in near])))
+        known = keep_known(phase, near)
+        out.append(float(mean([int(right[j]) for j in known])) if known else None)
     return out
 
 
 def over_time(streams, window):
-    """Streams are (right, segment). Mean over the clients that are still there, while they are at least half."""
-    smoothed = [smooth(right, segment, window) for right, segment in streams]
+    """Streams are (right, segment, phase). Mean over the clients that have a value, where they are at least half."""
+    smoothed = [smooth(*stream, window) for stream in streams]
     out = []
     for i in range(max(map(len, smoothed))):
-        here = [row[i] for row in smoothed if i < len(row)]
-        if 2 * len(here) < len(smoothed):
-            break
-        out.append(sum(here) / len(here))
+        here = [row[i] for row in smoothed if i < len(row) and row[i] is not None]
+        out.append(sum(here) / len(here) if here and 2 * len(here) >= len(smoothed) else None)
     return out
 
 
@@ -50,7 +64,10 @@ def worst_window(right, size):
 
 
 def forgetting(right, segment, phase):
-    first, *others = split_segments(segment)
+    segments = split_segments(segment)
+    while phase_of(phase, segments[0]) == "unknown":
+        segments = segments[1:]
+    first, *others = segments
     later, left = [], False
     for each in others:
         if phase_of(phase, each) != phase_of(phase, first):
@@ -59,6 +76,7 @@ def forgetting(right, segment, phase):
             later += each
     if not later:
         return None
+    first, later = keep_known(phase, first), keep_known(phase, later)
     return float(mean([int(right[i]) for i in first]) - mean([int(right[i]) for i in later]))
 
 
@@ -66,7 +84,7 @@ def recovery(clients, wanted, window, tolerance):
     """Clients are (right, segment, phase). (samples or None, steady, lost), or None if segments are too short."""
     rows = []
     for right, segment, phase in clients:
-        mine = [each for each in split_segments(segment)[1:] if phase_of(phase, each) == wanted]
+        mine = [keep_known(phase, each) for each in split_segments(segment)[1:] if phase_of(phase, each) == wanted]
         row = []
         for t in range(max(map(len, mine), default=0)):
             row.append(mean([int(right[each[t]]) for each in mine if t < len(each)]))

@@ -13,14 +13,18 @@ from fedthe.statistics import area_under_roc
 from fedthe.timeline import Track
 
 PHASES = ("own", "ooc", "corrupted")
+DRAWN = {"mixed": PHASES, "open": ("own", "unknown")}  # from what the samples of a block are drawn
 
 
 def make_track(rng, blocks, phases=None, share=0.6):
-    """Blocks of these lengths; phases in turn, or mixed within a block where "mixed" is asked for."""
+    """Blocks of these lengths; phases in turn, or mixed within a block where "mixed" is asked for.
+
+    In a block that is "open", about half of the samples are of an unknown class.
+    """
     segment = np.repeat(np.arange(len(blocks)), blocks)
     phases = phases or [PHASES[i % 2] for i in range(len(blocks))]
     phase = np.concatenate(
-        [rng.choice(PHASES, n) if name == "mixed" else np.full(n, name) for n, name in zip(blocks, phases, strict=True)]
+        [rng.choice(DRAWN.get(name, (name,)), n) for n, name in zip(blocks, phases, strict=True)]
     ).astype(str)
     return Track(rng.random(len(segment)) < share, segment, phase)
 
@@ -36,17 +40,17 @@ def tracks(draw, most=6):
     made = []
     for _ in range(count):
         blocks = draw(st.lists(st.integers(1, 30), min_size=1, max_size=6))
-        phases = [draw(st.sampled_from([*PHASES, "mixed"])) for _ in blocks]
+        phases = [draw(st.sampled_from([*PHASES, *DRAWN, "unknown"])) for _ in blocks]
         made.append(make_track(rng, blocks, phases, draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))))
+    assume(all((track.phase != "unknown").any() for track in made))
     return made
 
 
 @given(tracks(), st.integers(1, 20))
 def test_accuracy_over_time(made, window):
     found = timeline.average(timeline.stack([timeline.smooth(track, window) for track in made]))
-    wanted = oracle.over_time([as_lists(track)[:2] for track in made], window)
-    assert found[: len(wanted)] == pytest.approx(wanted)
-    assert np.isnan(found[len(wanted) :]).all()
+    wanted = oracle.over_time([as_lists(track) for track in made], window)
+    assert found == pytest.approx([np.nan if each is None else each for each in wanted], nan_ok=True)
 
 
 def test_a_window_ends_at_the_edges_of_a_segment():
@@ -113,6 +117,26 @@ def test_averaging_clients_finds_the_time_to_recover_in_noise():
     assert found.samples[0] in (11, 12)  # a window of five reaches 0.75 when at most half a sample of it is early
     assert found.steady[0] == pytest.approx(0.8, abs=0.01)
     assert found.lost[0] == pytest.approx(12 * 0.6, abs=0.5)
+
+
+@given(tracks(1))
+def test_the_accuracy_of_phases_and_of_mixed_segments(made):
+    (track,) = made
+    found = timeline.score_phases(track)
+    wanted = {name: oracle.accuracy_of(*as_lists(track), name) for name in (*PHASES, "mixed")}
+    assert found == {name: pytest.approx(each) for name, each in wanted.items() if each is not None}
+
+
+def test_samples_of_unknown_classes_keep_their_place_and_count_for_nothing():
+    right = np.array([1, 1, 1, 0, 0, 0, 1, 0], bool)
+    phase = np.array(["own"] * 3 + ["unknown"] * 2 + ["own", "own", "unknown"])
+    track = Track(right, np.array([0, 0, 0, 1, 1, 2, 2, 2]), phase)
+    assert track.segments == [(0, 3, "own"), (3, 5, "unknown"), (5, 8, "own")]
+    nan = np.nan
+    assert timeline.smooth(track, 1) == pytest.approx([1, 1, 1, nan, nan, 0, 1, nan], nan_ok=True)
+    assert timeline.score_phases(track) == {"own": 4 / 5}
+    assert timeline.find_forgetting(track) == 1 / 2  # they are another phase
+    assert timeline.align(track, "own").tolist() == [0, 1]
 
 
 def test_several_curves_are_measured_like_each_alone():

@@ -1,12 +1,13 @@
 """Streams in time: accuracy along a stream, and how a method takes its switches.
 
 A stream is cut into segments, and every sample has a phase: what it is drawn from, such as own or ooc. All functions
-take arrays that hold a value for each sample, in the order of the stream. Accuracies are shares from 0 to 1.
+take arrays that hold a value for each sample, in the order of the stream. Accuracies are shares from 0 to 1, of the
+samples of known classes; others have the phase `unknown`, and keep their positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,6 +19,7 @@ RECOVERED = 5  # samples of the moving average that decides when a method has re
 TOLERANCE = 0.05  # below the steady accuracy at which it has
 PASS = 0.95  # of the samples of known classes, at the threshold of confidence that unknown ones are measured at
 MIXED = "mixed"  # the phase of a segment whose samples have several
+UNKNOWN = "unknown"  # the phase of samples of unknown classes, and of a segment that has no others
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,22 @@ class Track:
         return len(self.right)
 
     @cached_property
+    def known(self) -> np.ndarray:
+        """bool [n]: the samples of known classes."""
+        return np.asarray(self.phase != UNKNOWN)
+
+    def answers(self, first: int = 0, end: int | None = None) -> np.ndarray:
+        """Whether answers to the samples of known classes were right, from `first` up to `end`."""
+        return np.asarray(self.right[first:end][self.known[first:end]])
+
+    @cached_property
     def segments(self) -> list[tuple[int, int, str]]:
-        """First sample, end and phase of each segment."""
+        """First sample, end and phase of each segment; the phase is that of its samples of known classes."""
         ends = [*(np.flatnonzero(np.diff(self.segment)) + 1).tolist(), len(self)]
         found = []
         for first, end in zip([0, *ends[:-1]], ends, strict=True):
-            phase = self.phase[first]
-            found.append((first, end, str(phase) if (self.phase[first:end] == phase).all() else MIXED))
+            names = {*self.phase[first:end].tolist()} - {UNKNOWN} or {UNKNOWN}
+            found.append((first, end, names.pop() if len(names) == 1 else MIXED))
         return found
 
 
@@ -54,14 +65,17 @@ class Recovery:
 def smooth(track: Track, window: int = CURVE) -> np.ndarray:
     """The moving average of right answers [n], of the samples up to `window // 2` before and after.
 
-    Windows end where the segment does, so that they are shorter there and no window mixes two segments.
+    Windows end where the segment does, so that they are shorter there and no window mixes two segments. NaN where a
+    window has no sample of a known class.
     """
-    at, sums = np.arange(len(track)), np.concatenate([[0], np.cumsum(track.right)])
+    at = np.arange(len(track))
+    right, known = (np.concatenate([[0], np.cumsum(each)]) for each in (track.right & track.known, track.known))
     low, high = np.empty_like(at), np.empty_like(at)
     for first, end, _ in track.segments:
         low[first:end], high[first:end] = first, end
     low, high = np.maximum(low, at - window // 2), np.minimum(high, at + window // 2 + 1)
-    return np.asarray((sums[high] - sums[low]) / (high - low))
+    right, known = right[high] - right[low], known[high] - known[low]
+    return np.where(known > 0, right / np.maximum(known, 1), np.nan)
 
 
 def stack(rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -108,14 +122,20 @@ def find_bands(tracks: Sequence[Track]) -> list[tuple[int, int, str]]:
 
 
 def score_phases(track: Track) -> dict[str, float]:
-    """The accuracy on the samples of each phase, in the order in which phases first appear."""
-    names = dict.fromkeys(track.phase.tolist())
-    return {str(name): float(track.right[track.phase == name].mean()) for name in names}
+    """The accuracy on the samples of each phase, in the order in which phases first appear, and on mixed segments."""
+    right = {name: track.right[track.phase == name] for name in dict.fromkeys(map(str, track.phase.tolist()))}
+    right.pop(UNKNOWN, None)
+    mixed = [track.answers(first, end) for first, end, phase in track.segments if phase == MIXED]
+    if mixed:
+        right[MIXED] = np.concatenate(mixed)
+    return {name: float(each.mean()) for name, each in right.items()}
 
 
 def score_segments(track: Track) -> list[tuple[str, float]]:
-    """The phase and the accuracy of each segment."""
-    return [(phase, float(track.right[first:end].mean())) for first, end, phase in track.segments]
+    """The phase and the accuracy of each segment that has samples of known classes."""
+    return [
+        (phase, float(track.answers(first, end).mean())) for first, end, phase in track.segments if phase != UNKNOWN
+    ]
 
 
 def find_worst_window(right: np.ndarray, window: int = WORST) -> float | None:
@@ -129,12 +149,14 @@ def find_worst_window(right: np.ndarray, window: int = WORST) -> float | None:
 def find_forgetting(track: Track) -> float | None:
     """The accuracy on the first segment minus that on later segments of its phase, once another phase has come between.
 
-    None if the phase does not come back.
+    The first is the first with samples of known classes. Samples of unknown classes alone are another phase. None if
+    the phase does not come back.
     """
-    (first, end, phase), *others = track.segments
+    begun = next(i for i, (*_, phase) in enumerate(track.segments) if phase != UNKNOWN)
+    (first, end, phase), *others = track.segments[begun:]
     left = next((i for i, (*_, other) in enumerate(others) if other != phase), len(others))
-    later = [track.right[low:high] for low, high, other in others[left:] if other == phase]
-    return float(track.right[first:end].mean() - np.concatenate(later).mean()) if later else None
+    later = [track.answers(low, high) for low, high, other in others[left:] if other == phase]
+    return float(track.answers(first, end).mean() - np.concatenate(later).mean()) if later else None
 
 
 def align(track: Track, phase: str) -> np.ndarray:
@@ -142,7 +164,7 @@ def align(track: Track, phase: str) -> np.ndarray:
 
     The first segment is left out: nothing was switched.
     """
-    rows = [track.right[low:high] for low, high, other in track.segments[1:] if other == phase]
+    rows = [track.answers(low, high) for low, high, other in track.segments[1:] if other == phase]
     known = stack(rows)
     return np.nanmean(known, axis=0) if rows else np.empty(0)
 
@@ -171,12 +193,3 @@ def count_passing(inside: np.ndarray, outside: np.ndarray, share: float = PASS) 
     """The share of `outside` that passes the highest threshold that at least `share` of `inside` pass."""
     threshold = np.sort(inside)[::-1][int(np.ceil(share * len(inside) - 1e-9)) - 1]
     return float((outside >= threshold).mean())
-
-
-def list_phases(tracks: Iterable[Track]) -> list[str]:
-    """The phases of all samples and segments, in the order in which they first appear."""
-    found: dict[str, None] = {}
-    for track in tracks:
-        found |= dict.fromkeys(map(str, track.phase.tolist()))
-        found |= dict.fromkeys(phase for *_, phase in track.segments)
-    return list(found)

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 import fedthe
+import oracles_timeline as oracle
 from fedthe.config import make_config
 from fedthe.data.plan import Settings, build
 from fedthe.experiment.streams import note_lacking
+from fedthe.timeline import RECOVERED
 from helpers import fails
 
 
@@ -108,3 +110,22 @@ def test_natural_shifts_are_phases_of_their_own(tmp_path, names):
     assert table["forgetting"] == pytest.approx(100 * np.mean(lost))
     for name in names if len(names) > 1 else ():
         assert table[f"accuracy {name}"] == pytest.approx(100 * given["right"][given["shift"] == name].mean())
+
+
+def test_segments_of_several_natural_shifts_are_mixed(tmp_path):
+    shifts = {name: [make_rows(40, 10 + i) for _ in range(2)] for i, name in enumerate(("night", "fog"))}
+    streams = {"mine": "natural 20, own 5, natural 20, own 5, natural 20"}
+    results = run(tmp_path, make_clients([20, 20]), shifts, streams=streams, tests=["mine"])
+    table = {name: np.asarray(values) for name, values in results.timeline("mine").items()}
+    given = {name: np.asarray(values) for name, values in results.samples(test="mine").items()}
+    phase = np.where(given["shift"] == "", "own", given["shift"])
+    clients = [
+        tuple(each[given["client"] == k].tolist() for each in (given["right"], given["segment"], phase)) for k in (0, 1)
+    ]
+    recovery, steady, lost = oracle.recovery(clients, "mixed", RECOVERED, 0.05)
+    assert table["accuracy mixed"] == pytest.approx(100 * np.mean([oracle.accuracy_of(*c, "mixed") for c in clients]))
+    assert table["steady mixed"] == pytest.approx(100 * steady)
+    assert table["lost mixed"] == pytest.approx(lost)
+    assert recovery is not None
+    assert table["recovery mixed"] == pytest.approx([recovery])
+    assert table["forgetting"] == pytest.approx(100 * np.mean([oracle.forgetting(*c) for c in clients]))

@@ -12,6 +12,7 @@ from fedthe.data.shifts import CLEAN, ORIGINS, stream
 from fedthe.engine.evaluate import score
 from fedthe.engine.visit import Answered
 from fedthe.experiment import timelines
+from fedthe.experiment.samples import read_samples
 from fedthe.experiment.scores import make_columns
 from fedthe.timeline import CURVE, RECOVERED, WORST
 from helpers import fails
@@ -81,8 +82,7 @@ def test_curves_are_those_of_literal_versions(samples):
     ]  # fmt: skip
     for method, curve in found.methods.items():
         seeds = [
-            oracle.over_time([take(samples, method, s, k, "switch50")[:2] for k in range(CLIENTS)], CURVE)
-            for s in SEEDS
+            oracle.over_time([take(samples, method, s, k, "switch50") for k in range(CLIENTS)], CURVE) for s in SEEDS
         ]
         assert curve.mean == pytest.approx(100 * np.mean(seeds, axis=0))
         assert curve.std == pytest.approx(100 * np.std(seeds, axis=0, ddof=1))
@@ -131,7 +131,8 @@ def results(tmp_path_factory):
         return fedthe.run(
             dataset=f"npz:{folder / 'tiny.npz'}",
             methods=["fedavg", "fedthe"],
-            tests=["original", "switch10", "open_set"],
+            tests=["original", "switch10", "open_set", "gap"],
+            streams={"gap": "own 6, unknown 4, own 7"},
             seeds=[0, 1],
             out=folder / "run",
             engine="loop",
@@ -174,7 +175,7 @@ def test_an_open_set_is_scored_by_rejection(results):
     assert "auroc" not in results.timeline("switch10")
     frame = as_columns(results.frame())
     assert frame["auroc"].dtype == np.float64
-    assert np.isnan(frame["auroc"][frame["test"] != "open_set"]).all()
+    assert np.isnan(frame["auroc"][np.isin(frame["test"], ["original", "switch10"])]).all()
     for method, of in results.rejection().items():
         rows = (frame["test"] == "open_set") & (frame["method"] == method)
         assert frame["auroc"][rows].mean() == pytest.approx(of["open_set"])
@@ -229,6 +230,38 @@ def test_a_run_has_its_curves(results):
     right = given["right"][(given["method"] == "fedthe") & (given["sample"] == 13)]
     assert curve["accuracy"][some] == pytest.approx(100 * right.mean())
     assert curve["phase"][some] == ["ooc"]
+
+
+def test_positions_are_those_of_samples(results):
+    """Samples of the unknown class keep their place, and have no accuracy."""
+    curve, given = as_columns(results.over_time("gap", window=1)), as_columns(results.samples(test="gap"))
+    assert len(given["label"][given["method"] == "fedthe"]) == 2 * 3 * 17
+    for method in ("fedavg", "fedthe"):
+        mine = curve["method"] == method
+        assert curve["position"][mine].tolist() == [*range(6), *range(10, 17)]
+        for position, percent in zip(curve["position"][mine], curve["accuracy"][mine], strict=True):
+            some = (given["method"] == method) & (given["sample"] == position)
+            assert (given["label"][some] >= 0).all()
+            assert percent == pytest.approx(100 * given["right"][some].mean())
+    assert set(curve["phase"]) == {"own"}
+    samples = read_samples(results)
+    found = timelines.draw_streams(samples, ["gap"])["gap"]
+    assert list(found.bands) == [(0, 6, "own"), (6, 10, "unknown"), (10, 17, "own")]
+    assert [[each is None for each in curve.segments] for curve in found.methods.values()] == [[False, True, False]] * 2
+    lengths = {len(track) for track in timelines.read_tracks(samples["fedthe", 0], "open_set").values()}
+    assert max(as_columns(results.over_time("open_set"))["position"]) + 1 >= min(lengths)
+    assert "forgetting" in as_columns(results.timeline("gap"))  # unknown samples are another phase
+
+
+def test_a_phase_that_a_seed_lacks_is_scored_on_the_others():
+    """Streams of the second seed end before the first switch."""
+    long, short = (make_samples(("fedthe",), (seed,), 3, size=size) for seed, size in ((0, 220), (1, 50)))
+    alone, both = (timelines.score_streams(of, ["switch50"])["switch50"]["fedthe"] for of in (long, long | short))
+    assert list(both.phases) == ["own", "ooc"]
+    assert both.phases["ooc"] == alone.phases["ooc"]
+    assert both.phases["ooc"].recovery is not None
+    assert both.forgetting == alone.forgetting
+    assert both.phases["own"].accuracy != alone.phases["own"].accuracy
 
 
 def test_a_timeline_is_refused_in_a_sentence(results, tmp_path):

@@ -1,5 +1,6 @@
 """Clients that join after training: they leave no trace in it, and those without labels use none."""
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -27,7 +28,7 @@ from fedthe.report.data import Page
 from fedthe.report.formats import lay_out_groups, write_latex, write_markdown
 from fedthe.report.gather import show_results
 from fedthe.report.page import render
-from helpers import fails
+from helpers import ROOT, fails
 from trained_methods import NET, SETTINGS, make_federation, net_for
 
 UNSEEN = 1
@@ -122,15 +123,25 @@ def test_every_method_joins_without_labels_or_says_that_it_needs_them(name):
 
 
 def test_which_methods_need_labels():
-    """The list on the page on the benchmark."""
-    shards, left_out = make_shards(), []
+    """The lists on the page on the benchmark."""
+    shards, left_out, kept = make_shards(), [], []
     for name in METHODS:
         method = compose(net_for(name), METHODS[name])
         run, progress = Run(0, shards, unseen=(UNSEEN,)), start(method, len(shards), 0)
-        if deploy_unlabeled(method, run, progress, [UNSEEN]) is None:
+        if not can_join(method):
+            kept.append(name)
+        elif deploy_unlabeled(method, run, progress, [UNSEEN]) is None:
             left_out.append(name)
-    trained = ["apfl", "fedrep", "ditto", "fedrod", "pfedme", "ttt", "ttt_ft", "fedper", "lg_fedavg"]
+    trained = ["apfl", "fedrep", "ditto", "fedrod", "pfedme", "ttt", "ttt_ft"]
     assert sorted(left_out) == sorted([*trained, "knn_per", "bbse", "logit_adjust"])
+    assert kept == ["fedper", "lg_fedavg"]
+    page = (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    joined, unlabeled = page.split("- **joined**")[1].split("\n\n")[0].split("- **unlabeled**")
+    for name in kept:
+        assert name_method(name) in joined
+    for name in left_out:
+        assert re.search(rf"{re.escape(name_method(name))}[,; ]", unlabeled.split("left out:")[1], re.IGNORECASE), name
+        assert name_method(name) not in joined
 
 
 def test_atp_deploys_the_same_with_labels_and_without():
@@ -263,14 +274,17 @@ def test_a_report_has_a_table_of_each_group(results):
     assert not show_results(results.group("joined")).groups
 
 
-def test_the_terminal_shows_how_well_the_unknown_class_is_told_apart(results, capsys):
+@pytest.mark.parametrize("width", [60, 120])
+def test_the_terminal_shows_how_well_the_unknown_class_is_told_apart(results, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
     _print_results(results)
     said = capsys.readouterr().out
+    assert "…" not in said
     assert "AUROC (%): how well" in said
     assert said.count("joined after training, without labels") == 1
     for name in results.groups:
         for of in results.group(name).rejection().values():
-            assert f" {of['open_set']:.1f}" in said
+            assert f" {of['open_set']:.1f} " in said
     assert "AUROC" not in repr(replace(results, rows=tuple(r for r in results.rows if r.test != "open_set")))
 
 

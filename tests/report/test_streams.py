@@ -18,7 +18,7 @@ from fedthe.report.read import STREAM
 from fedthe.report.shapes import Malformed, check
 from fedthe.report.streams import gather_streams, read_streams
 from fedthe.store import write_sealed
-from fedthe.study.draw_streams import break_line, pick_streams
+from fedthe.study.draw_streams import break_line, draw_streams, pick_streams
 from helpers import fails
 from report_pages import FIGURE_CONFIG, make_shown
 from stream_samples import SLOW, make_samples
@@ -130,6 +130,27 @@ def make_figure(streams):
     tests = {test: name_test(test) for test in streams}
     figure = {"id": "streams", "title": "Accuracy along streams in time", "config": FIGURE_CONFIG, "tests": tests}
     return json.loads(json.dumps({**figure, "data": data, "ddof": 1}))
+
+
+def test_samples_of_an_unknown_class_are_a_gap_in_the_chart(tmp_path):
+    """Positions 50 to 99 of the stream are of an unknown class; all that comes after stays in its place."""
+    made = make_samples(clients=3)
+    for kept in made.values():
+        for name in [name for name in kept if name.startswith("switch50") and name.endswith("/label")]:
+            unknown = kept[name.replace("label", "segment")] == 1
+            kept[name] = np.where(unknown, -1, kept[name]).astype(np.int32)
+            kept[name.replace("label", "right")] &= ~unknown
+    streams = gather_streams(made, ["switch50"], {})
+    data = pick_streams(streams["switch50"].curves)
+    assert data["bands"][:3] == [[0, 50, "own"], [50, 100, "unknown"], [100, 150, "own"]]
+    for curve in data["curves"].values():
+        assert {49, 100, 149, 150, 399} <= set(curve["positions"])
+        assert not {*range(50, 100)} & set(curve["positions"])
+        assert [each is None for each in curve["segments"]] == [False, True, *[False] * 6]
+    write_sealed(tmp_path / "gap.json", make_figure(streams))
+    assert gather([tmp_path / "gap.json"]).figures
+    draw_streams(make_figure(streams), tmp_path / "gap.png")
+    assert (tmp_path / "gap.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from ..terminal import say
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+    from rich.text import Text
 
     from ..report.data import Page
 
@@ -24,6 +25,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 Trainings = Annotated[
     Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
 ]
+GAP = 2  # spaces per column of a table, and those at its sides
 Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
 
 
@@ -41,17 +43,55 @@ def print_rich(what: Any, style: str | None = None) -> None:
     Console().print(what, style=style, markup=False, highlight=False)
 
 
-def print_grid(head: list[str], rows: list[list[str]], title: str | None = None) -> None:
-    """A table whose columns of numbers are aligned right, below a title that may be wider."""
+def print_grid(
+    head: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str | None = None, names: int = 1
+) -> None:
+    """A table of numbers, below a title that may be wider; the first `names` columns are text, the first never cut.
+
+    Columns that do not fit the terminal go to further tables, each with the columns of text: a number that is cut would
+    be another number.
+    """
+    from rich.console import Console
+
     if title:
         print_rich(title, style="bold")
-    table = make_table(collapse_padding=True, pad_edge=False)
-    for i, name in enumerate(head):
-        is_number = i > 0 and rows != [] and rows[0][i][:1] in tuple("0123456789+-")
-        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
-    for row in rows:
-        table.add_row(*row)
-    print_rich(table)
+    room = Console().width
+    head = [_fold(each, room // 2) for each in head]
+    rows = [[_fold(str(row[0]), room // 2), *row[1:]] for row in rows]
+    wraps = [0 < i < names for i in range(len(head))]
+    widths = [_measure([head[i], *(row[i] for row in rows)], wrap) for i, wrap in enumerate(wraps)]
+    for columns in split_columns(widths, names, room):
+        table = make_table(collapse_padding=True, pad_edge=False)
+        for i in columns:
+            table.add_column(head[i], justify="left" if i < names else "right", no_wrap=not wraps[i])
+        for row in rows:
+            table.add_row(*(row[i] for i in columns))
+        print_rich(table)
+
+
+def split_columns(widths: Sequence[int], names: int, room: int) -> list[list[int]]:
+    """The columns of one or more tables, each with the first `names` and as many others as there is room for."""
+    tables = [[*range(names)]]
+    for i in range(names, len(widths)):
+        if len(tables[-1]) > names and sum(widths[j] + GAP for j in (*tables[-1], i)) > room:
+            tables.append([*range(names)])
+        tables[-1].append(i)
+    return tables
+
+
+def _fold(text: str, width: int) -> str:
+    """In lines of at most this width."""
+    from rich.cells import chop_cells
+
+    return "\n".join(part for line in text.split("\n") for part in chop_cells(line, width) or [""])
+
+
+def _measure(cells: Iterable[str | Text], wraps: bool) -> int:
+    """The width of the widest line of these cells, or of the widest word if they wrap."""
+    from rich.cells import cell_len
+
+    parts = (part for cell in cells for part in (str(cell).split() if wraps else str(cell).split("\n")))
+    return max(map(cell_len, parts), default=0)
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def list_tables(as_json: bool) -> None:
         print(json.dumps({name: {"title": each.title, "rows": list(each.rows)} for name, each in tables.items()}))
     else:
         rows = [[name, each.title, str(len(each.rows))] for name, each in tables.items()]
-        print_grid(["table", "what it is", "rows"], rows)
+        print_grid(["table", "what it is", "rows"], rows, names=2)
 
 
 def _print_bills(tables: Chosen, settings: dict[str, Any], as_json: bool) -> None:
@@ -194,7 +194,7 @@ def figure(
     from ..study.figures import FIGURES, draw_figure, find_figure, measure_figure
 
     if id is None and not redraw:
-        return print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()])
+        return print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()], names=2)
     if id is None or "=" in id:
         raise InputError("name a figure; `fedthe figure` lists them.")
     find_figure(id)

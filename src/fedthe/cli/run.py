@@ -11,7 +11,7 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable
-from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, bars, make_table, print_report, print_rich
+from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, bars, print_grid, print_report, print_rich
 
 if TYPE_CHECKING:
     from ..experiment.results import Results
@@ -128,17 +128,13 @@ def _print_sweep(sweep: Sweep) -> None:
     from ..specs import say_plain
     from ..text import flatten
 
-    tests = sweep.tests
-    heads = [test.replace("corrupted_", "corr.\n") for test in tests]
-    tight = {"collapse_padding": True, "pad_edge": False}
-    title = "Accuracy in %, mean over clients"
-    table = make_table("method", *sweep.keys, *heads, "mean", title=title, **tight)
-    table.columns[0].no_wrap = True
+    tests, rows = sweep.tests, []
     for row in sweep.rows:
         values = [say_plain(row.values[key]) if key in row.values else "" for key in sweep.keys]
         cells = [f"{row.scores[test][0]:.1f}" if test in row.scores else "-" for test in tests]
-        table.add_row(row.method, *values, *cells, f"{row.mean:.1f}")
-    print_rich(table)
+        rows.append([row.method, *values, *cells, f"{row.mean:.1f}"])
+    head, title = ["method", *sweep.keys, *_break_heads(tests), "mean"], "Accuracy in %, mean over clients"
+    print_grid(head, rows, title, names=1 + len(sweep.keys))
     reused = sum(results.reused for results in sweep.runs.values())
     asked = sum(len(results.config.methods) * len(results.config.seeds) for results in sweep.runs.values())
     if reused:
@@ -153,7 +149,7 @@ def _print_sweep(sweep: Sweep) -> None:
 
 
 def _break_heads(heads: Sequence[str]) -> list[str]:
-    """Heads that fit a terminal of 80 columns."""
+    """Narrow heads, so that more of them fit a terminal."""
     short = {"average": "mean"}
     return [short.get(head, head).replace("corrupted_", "corr.\n").replace(" AUROC", "\nAUROC") for head in heads]
 
@@ -162,11 +158,9 @@ def _print_group(results: Results, name: str) -> None:
     from ..experiment.notebook import lay_out
     from ..experiment.scores import GROUPS
 
-    grid, title = lay_out(results), f"Clients that {GROUPS[name]}"
-    table = make_table("method", *_break_heads(grid.head), title=title, collapse_padding=True, pad_edge=False)
-    for name, row in grid.rows:
-        table.add_row(name, *(cell.text.split(" ± ")[0] for cell in row))
-    print_rich(table)
+    grid = lay_out(results)
+    rows = [[method, *(cell.text.split(" ± ")[0] for cell in row)] for method, row in grid.rows]
+    print_grid(["method", *_break_heads(grid.head)], rows, f"Clients that {GROUPS[name]}")
 
 
 def _print_results(results: Results) -> None:
@@ -177,16 +171,13 @@ def _print_results(results: Results) -> None:
     from ..text import flatten
 
     grid = lay_out(results)
-    tight = {"collapse_padding": True, "pad_edge": False}  # fits a terminal of 80 columns
+    rows: list[list[str | Text]] = []
     which = f" that {GROUPS['trained']}" if results.config.unseen else ""
-    title = f"Accuracy in %, mean over clients{which}"
-    table = make_table("method", *_break_heads(grid.head), "ms", title=title, **tight)
-    table.columns[0].no_wrap = True
     for method, (name, row) in zip(results.table(), grid.rows, strict=True):
         speeds = [each.ms_per_sample for each in results.rows if each.method == method]
         cells = [Text(cell.text.split(" ± ")[0], "bold" if cell.bold else "") for cell in row]
-        table.add_row(name, *cells, f"{sum(speeds) / len(speeds):.2f}")
-    print_rich(table)
+        rows.append([name, *cells, f"{sum(speeds) / len(speeds):.2f}"])
+    print_grid(["method", *_break_heads(grid.head), "ms"], rows, f"Accuracy in %, mean over clients{which}")
     for note in grid.notes:
         if note.startswith(("Bold", DAGGER, AUROC)):
             print(note)

@@ -66,10 +66,10 @@ class StreamScore:
 class TimeCurve:
     """Accuracy (%) along a stream: the mean over clients, then over seeds."""
 
-    positions: Sequence[int]
+    positions: Sequence[int]  # in the stream, unknown samples counted; without those that no known sample is near
     mean: Sequence[float]
     std: Sequence[float] | None  # over seeds (n - 1); None for one seed
-    segments: Sequence[float]  # accuracy in each of the bands
+    segments: Sequence[float | None]  # accuracy in each of the bands; None: only unknown samples
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StreamCurves:
 
 
 def read_tracks(samples: Samples, test: str) -> dict[int, Track]:
-    """The streams of a test by client, without samples of unknown classes; from files of earlier versions as one
+    """The streams of a test by client, without those of unknown classes alone; from files of earlier versions as one
     segment."""
     places = {
         int(name.rsplit("/", 2)[1]): name.removesuffix("right")
@@ -94,12 +94,12 @@ def read_tracks(samples: Samples, test: str) -> dict[int, Track]:
     severities = {int(each) for place in places.values() for each in np.unique(read(place, "severity"))} - {0}
     tracks = {}
     for client, place in sorted(places.items()):
-        known = read(place, "label") >= 0
         phase = _name_phases(read(place, "origin"), read(place, "severity"), several=len(severities) > 1)
         if (shift := samples.get(place + "shift")) is not None:
             phase = np.where(shift == "", phase, shift)
-        tracks[client] = Track(samples[place + "right"][known], read(place, "segment")[known], phase[known])
-    return {client: track for client, track in tracks.items() if len(track)}
+        phase = np.where(read(place, "label") < 0, timeline.UNKNOWN, phase)
+        tracks[client] = Track(samples[place + "right"], read(place, "segment"), phase)
+    return {client: track for client, track in tracks.items() if track.known.any()}
 
 
 def _name_phases(origin: np.ndarray, severity: np.ndarray, several: bool) -> np.ndarray:
@@ -153,41 +153,46 @@ def _group(samples: Mapping[tuple[str, int], Samples], test: str) -> dict[str, S
 
 
 def _score(seeds: Seeds) -> StreamScore:
-    accuracy = _estimate(seeds, lambda track: float(track.right.mean()))
-    assert accuracy is not None  # every stream has samples
-    worst = [
-        [each for track in tracks.values() if (each := timeline.find_worst_window(track.right)) is not None]
-        for tracks in seeds.values()
-    ]
-    phases = timeline.list_phases(track for tracks in seeds.values() for track in tracks.values())
-    scores = {phase: _score_phase(seeds, phase) for phase in phases}
+    accuracy = _estimate(_measure(seeds, lambda track: float(track.answers().mean())))
+    assert accuracy is not None  # every stream has samples of known classes
+    worst = _measure(seeds, lambda track: timeline.find_worst_window(track.answers()))
+    found = {seed: [timeline.score_phases(track) for track in tracks.values()] for seed, tracks in seeds.items()}
+    phases = dict.fromkeys(phase for scores in found.values() for each in scores for phase in each)
+    having = {phase: [seed for seed in seeds if any(phase in each for each in found[seed])] for phase in phases}
     return StreamScore(
         accuracy=accuracy,
-        worst_window=_estimate(seeds, lambda track: timeline.find_worst_window(track.right)),
-        worst_client=100 * float(np.mean([min(each) for each in worst])) if all(worst) else None,
-        forgetting=_estimate(seeds, timeline.find_forgetting, lowest=-100.0),
-        phases={phase: score for phase, score in scores.items() if score},
+        worst_window=_estimate(worst),
+        worst_client=_average_seeds([[min(each)] for each in worst if each]),
+        forgetting=_estimate(_measure(seeds, timeline.find_forgetting), lowest=-100.0),
+        phases={
+            phase: _score_phase(
+                [[each[phase] for each in found[seed] if phase in each] for seed in some],
+                [[timeline.align(track, phase) for track in seeds[seed].values()] for seed in some],
+            )
+            for phase, some in having.items()
+        },
     )
 
 
-def _estimate(seeds: Seeds, of_track: Callable[[Track], float | None], lowest: float = 0.0) -> Estimate | None:
-    """In percent, from `lowest` to 100; without clients that have no value."""
-    found = [
-        [value for track in tracks.values() if (value := of_track(track)) is not None] for tracks in seeds.values()
-    ]
-    if not all(found):
+def _measure(seeds: Seeds, of_track: Callable[[Track], float | None]) -> list[list[float]]:
+    """By seed: the values of its clients, without clients that have none."""
+    return [[value for track in of.values() if (value := of_track(track)) is not None] for of in seeds.values()]
+
+
+def _estimate(found: Sequence[Sequence[float]], lowest: float = 0.0) -> Estimate | None:
+    """From the values of clients by seed, in percent, from `lowest` to 100; without seeds that have none."""
+    some = [100 * np.array(each) for each in found if each]
+    if not some:
         return None
-    interval = bootstrap([100 * np.array(each) for each in found])
+    interval = bootstrap(some)
     low, high = (end and min(max(end, lowest), 100.0) for end in (interval.low, interval.high))
     return Estimate(interval.mean, low, high)
 
 
-def _score_phase(seeds: Seeds, phase: str) -> PhaseScore | None:
-    scores = [[timeline.score_phases(track).get(phase) for track in tracks.values()] for tracks in seeds.values()]
-    accuracy = _average_seeds([[each for each in of_seed if each is not None] for of_seed in scores])
-    if accuracy is None:
-        return None
-    rows = [[timeline.align(track, phase) for track in tracks.values()] for tracks in seeds.values()]
+def _score_phase(scores: Sequence[Sequence[float]], rows: Sequence[Sequence[np.ndarray]]) -> PhaseScore:
+    """From seeds that have the phase: accuracies on it, and right answers after a switch to it of every client."""
+    accuracy = _average_seeds(scores)
+    assert accuracy is not None
     switched = timeline.stack([row for of_seed in rows for row in of_seed])
     sizes = tuple(map(len, rows))
     each = np.concatenate([np.full(size, 1 / (len(sizes) * size)) for size in sizes])
@@ -215,8 +220,9 @@ def _count_passing(samples: Samples, test: str) -> list[float]:
 
 
 def _average_seeds(seeds: Sequence[Sequence[float]]) -> float | None:
-    """In percent, from values of clients by seed; None if a seed has none."""
-    return 100 * float(np.mean([np.mean(each) for each in seeds])) if all(seeds) else None
+    """In percent, from values of clients by seed, without seeds that have none; None if all have none."""
+    means = [np.mean(each) for each in seeds if len(each)]
+    return 100 * float(np.mean(means)) if means else None
 
 
 def draw_streams(
@@ -238,17 +244,19 @@ def draw_streams(
 
 
 def _draw(seeds: Seeds, window: int, bands: Sequence[tuple[int, int, str]]) -> TimeCurve:
-    """Up to the end of the last band."""
+    """Up to the end of the last band, at the positions at which every seed has a value."""
     smooth = [timeline.stack([timeline.smooth(track, window) for track in of.values()]) for of in seeds.values()]
     rows = 100 * np.array([timeline.average(each)[: bands[-1][1]] for each in smooth])  # [seeds, positions]
+    there = np.flatnonzero(~np.isnan(rows).any(axis=0))
+    rows = rows[:, there]
     std = rows.std(axis=0, ddof=1).tolist() if len(rows) > 1 else None
     segments = [
-        _average_seeds([[t.right[low:high].mean() for t in of.values() if len(t) > low] for of in seeds.values()])
+        _average_seeds(
+            [[t.answers(low, high).mean() for t in of.values() if t.known[low:high].any()] for of in seeds.values()]
+        )
         for low, high, _ in bands
     ]
-    return TimeCurve(
-        list(range(rows.shape[1])), rows.mean(axis=0).tolist(), std, [each for each in segments if each is not None]
-    )
+    return TimeCurve(there.tolist(), rows.mean(axis=0).tolist(), std, segments)
 
 
 def tabulate_scores(results: Results, test: str) -> dict[str, list[Any]]:
@@ -287,7 +295,7 @@ def tabulate_curves(results: Results, test: str, window: int) -> dict[str, list[
         columns["position"] += curve.positions
         columns["accuracy"] += curve.mean
         columns["std"] += curve.std or [np.nan] * size
-        columns["phase"] += phases[:size]
+        columns["phase"] += [phases[position] for position in curve.positions]
     return columns
 
 

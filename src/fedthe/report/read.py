@@ -87,7 +87,7 @@ RECORD = {
 }
 SERIES = {"mean": [Maybe(PERCENT)], "std?": [Maybe(AMOUNT)]}
 SINGLE = {"mean": PERCENT, "std?": Maybe(AMOUNT)}
-TIMED = {"positions": [COUNT], "mean": [PERCENT], "std": Maybe([AMOUNT]), "segments": [PERCENT]}
+TIMED = {"positions": [COUNT], "mean": [PERCENT], "std": Maybe([AMOUNT]), "segments": [Maybe(PERCENT)]}
 DRAWN: dict[str, Any] = {  # figures that the page draws, by the prefix of their ids
     "alpha-beta": {"alpha": [AMOUNT], "beta": [AMOUNT], "accuracy": {str: {"mean": [[Maybe(PERCENT)]]}}},
     "interpolation-": {"e": [AMOUNT], "shared": {str: SERIES}, "best": {str: SINGLE}, "fedthe": {str: SINGLE}},

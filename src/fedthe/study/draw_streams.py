@@ -29,17 +29,19 @@ def pick_streams(curves: StreamCurves) -> dict[str, Any]:
                 "positions": [curve.positions[i] for i in some],
                 "mean": [round(curve.mean[i], 2) for i in some],
                 "std": [round(curve.std[i], 2) for i in some] if curve.std else None,
-                "segments": [round(each, 3) for each in curve.segments],
+                "segments": [None if each is None else round(each, 3) for each in curve.segments],
             }
             for method, curve in curves.methods.items()
-            for some in [_thin(len(curve.positions), curves.bands)]
+            for some in [_thin(curve.positions, curves.bands)]
         },
     }
 
 
-def _thin(size: int, bands: Sequence[tuple[int, int, str]]) -> list[int]:
-    """Positions at equal distances, and the ends of every segment, at which lines break."""
-    ends = {at for first, end, _ in bands for at in (first, end - 1)}
+def _thin(positions: Sequence[int], bands: Sequence[tuple[int, int, str]]) -> list[int]:
+    """Indices at equal distances, and those of the first and last position of every segment, at which lines break."""
+    size = len(positions)
+    starts = np.searchsorted(positions, [first for first, *_ in bands]).tolist()  # after all: nothing was known then
+    ends = {at for start in starts for at in (start - 1, start) if 0 <= at < size}
     return sorted({round(each) for each in np.linspace(0, size - 1, min(size, POINTS)).tolist()} | ends)
 
 
@@ -105,6 +107,11 @@ def break_line(
 def _pick_drawn(streams: Mapping[str, Any], methods: Sequence[str]) -> list[str]:
     """As many as can be told apart: the best over all streams, and ours."""
     whole = [method for method in methods if all(method in each["curves"] for each in streams.values())]
-    means = {m: fmean(fmean(each["curves"][m]["segments"]) for each in streams.values()) for m in whole}
+    means = {m: fmean(_average_segments(each["curves"][m]) for each in streams.values()) for m in whole}
     best = sorted(whole, key=lambda method: -means[method])[: DRAWN - len(OURS)]
     return list(methods) if len(methods) <= DRAWN else [m for m in methods if m in (*best, *OURS)]
+
+
+def _average_segments(curve: Mapping[str, Any]) -> float:
+    """Without segments of unknown samples alone."""
+    return fmean(each for each in curve["segments"] if each is not None)
