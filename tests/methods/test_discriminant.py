@@ -143,6 +143,11 @@ def test_the_filter_takes_the_geometric_mean_of_both_global_classifiers(weight, 
     grid = list(np.geomspace(0.3, 6, 40))
     t = [best_temperature(z.tolist(), shard.val_labels.tolist(), grid) for z in of_val]
     logs = [(z / temperature).log_softmax(-1) for z, temperature in zip(seen, t, strict=True)]
+    shares = []
+    for k in trained()[1].trained:  # the effective classes of each client
+        p = np.bincount(trained()[1].shards[k].labels.numpy(), minlength=10) / trained()[1].sizes[k]
+        shares += [np.exp(-(p[p > 0] * np.log(p[p > 0])).sum()) / 10] * trained()[1].sizes[k]
+    weight = weight * (1 - np.mean(shares))
     both = (1 - weight) * logs[0] + weight * logs[2]
     answers, _ = regime_stream(both.tolist(), logs[1].tolist(), shard.counts.tolist())
     np.testing.assert_allclose(found.logits.exp(), [p for p, _ in answers], atol=1e-5)
@@ -206,6 +211,6 @@ def test_what_cannot_be_deployed_is_said_in_a_sentence(predictor, error, words):
 
 def test_what_is_sent_is_told():
     said = fedthe.check_method("fedthe_regime_lda")
-    assert "and after the last round counts [3], sums [3, 6], products [6, 6];" in said
-    assert "discriminant.weight [3, 6], discriminant.bias [3]." in said
+    assert "and after the last round counts [3], sums [3, 6], products [6, 6], effective [];" in said
+    assert "discriminant.weight [3, 6], discriminant.bias [3], discriminant.share []." in said
     assert "after the last round" not in fedthe.check_method("fedthe_regime")

@@ -19,7 +19,8 @@ NEVER = -1e4  # the logit of a class that no client has
 
 def sum_moments(net: Net, body: Tree, shard: Shard, chunk: int = 500) -> Tree:
     """Of a client's training rows, each divided by their number, in float64: how many are of a class [c], the sum of
-    their features [c, d], and the sum over all classes of the features' outer products [d, d]."""
+    their features [c, d], and the sum over all classes of the features' outer products [d, d]. And how many classes the
+    client has, in effect, as a share of all."""
     counts, classes = shard.counts.double(), len(shard.counts)
     sums, products = counts.new_zeros(classes, net.feature_dim), counts.new_zeros(net.feature_dim, net.feature_dim)
     with torch.no_grad():
@@ -28,7 +29,8 @@ def sum_moments(net: Net, body: Tree, shard: Shard, chunk: int = 500) -> Tree:
             sums = sums + one_hot(y, classes).to(h).T @ h
             products = products + h.T @ h
     rows = shard.real.sum().clamp(min=1)
-    return {"counts": counts / rows, "sums": sums / rows, "products": products / rows}
+    effective = torch.special.entr(counts / rows).sum().exp() / classes
+    return {"counts": counts / rows, "sums": sums / rows, "products": products / rows, "effective": effective}
 
 
 def fit_discriminant(moments: Tree, shrink: float = 0.1) -> Tree:

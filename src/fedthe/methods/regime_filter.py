@@ -32,7 +32,7 @@ class RegimeFilter(Predictor):
     regimes: Regimes = Regimes()
     calibrate: bool = True  # fit the temperature of each head on the client's validation rows
     then: Views | Memo | None = None
-    discriminant: float = 0.0  # the weight of a discriminant that all clients made beside the global head; 0: none
+    discriminant: float = 0.0  # the weight of a discriminant beside the global head, if clients had a class each
 
     def __post_init__(self) -> None:
         if not is_within(self.discriminant, 0, 1):
@@ -42,7 +42,12 @@ class RegimeFilter(Predictor):
         return sum_moments(method.net, shared["body"], shard) if self.discriminant else {}
 
     def conclude(self, method: Method, mean: Tree) -> Tree:
-        return {"discriminant": fit_discriminant(mean)} if self.discriminant else {}
+        if not self.discriminant:
+            return {}
+        share = self.discriminant * (
+            1 - mean["effective"]
+        )  # averaging heads harms the more, the fewer a client's classes
+        return {"discriminant": fit_discriminant(mean) | {"share": share}}
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
         mix = smooth_prior(shard.counts, self.regimes.smooth)
@@ -51,7 +56,7 @@ class RegimeFilter(Predictor):
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         with torch.no_grad():
             seen = self._look(method, mine, samples.x)
-            alone = self._answer_alone(seen, state)
+            alone = self._answer_alone(seen, mine, state)
             weights, after = regime.follow(alone, state["own"], state, self.regimes)
             logits = to_logits(regime.combine(alone, weights), seen[0])
         if isinstance(self.then, Memo) and self.then.steps:
@@ -77,7 +82,7 @@ class RegimeFilter(Predictor):
 
         def logits(params: Tree, x: Tensor) -> Tensor:
             seen = self._see(method, params, mine, x)
-            alone = self._answer_alone(seen, state)
+            alone = self._answer_alone(seen, mine, state)
             return to_logits(regime.combine(alone, regime.Weights(own, recent, ratio)), seen[0])
 
         assert isinstance(self.then, Memo)
@@ -98,12 +103,12 @@ class RegimeFilter(Predictor):
         both = of_global, of_personal
         return (*both, discriminate(mine["discriminant"], h).to(h.dtype)) if self.discriminant else both
 
-    def _answer_alone(self, seen: tuple[Tensor, ...], state: Tree) -> regime.Alone:
+    def _answer_alone(self, seen: tuple[Tensor, ...], mine: Tree, state: Tree) -> regime.Alone:
         z = torch.stack(seen).double() / state["temperatures"][:, None, None]
         of_global = z[0]
         if self.discriminant:  # the geometric mean of two classifiers for equally frequent classes
-            weight = self.discriminant
-            of_global = (1 - weight) * z[0].log_softmax(-1) + weight * z[2].log_softmax(-1)
+            share = mine["discriminant"]["share"]
+            of_global = (1 - share) * z[0].log_softmax(-1) + share * z[2].log_softmax(-1)
         return regime.answer_alone(of_global, z[1], state["own"], self.regimes)
 
     def _calibrate(self, method: Method, mine: Tree, shard: Shard, chunk: int = 500) -> Tensor:
