@@ -44,9 +44,8 @@ class RegimeFilter(Predictor):
     def conclude(self, method: Method, mean: Tree) -> Tree:
         if not self.discriminant:
             return {}
-        share = self.discriminant * (
-            1 - mean["effective"]
-        )  # averaging heads harms the more, the fewer a client's classes
+        # the fewer classes a client has, the more harm averaging heads does
+        share = self.discriminant * (1 - mean["effective"])
         return {"discriminant": fit_discriminant(mean) | {"share": share}}
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
