@@ -36,6 +36,14 @@ RESULTS = ROOT / "results"
 TESTS = ("original", "corrupted", "ooc", "natural", "mixture")
 
 
+def file_record(tmp_path, clients):
+    """A record of main-dir0.1 with these accuracies by method, test, seed and client."""
+    case = {"columns": {test: test for test in TESTS}, "clients": clients, "config": {"seeds": [0, 1]}}
+    rows = {method: {test: [0.0, 0.0] for test in TESTS} for method in clients}
+    write_sealed(tmp_path / "main-dir0.1.json", {"format": 1, "id": "main-dir0.1", "rows": rows, "cases": [case]})
+    return Book(tmp_path)
+
+
 def make_book(tmp_path, ooc):
     """A record of main-dir0.1: accuracy out of client by method, of four clients with two seeds; 50 on other tests."""
     clients = {
@@ -45,10 +53,7 @@ def make_book(tmp_path, ooc):
         }
         for method, numbers in ooc.items()
     }
-    case = {"columns": {test: test for test in TESTS}, "clients": clients, "config": {"seeds": [0, 1]}}
-    rows = {method: {test: [0.0, 0.0] for test in TESTS} for method in ooc}
-    write_sealed(tmp_path / "main-dir0.1.json", {"format": 1, "id": "main-dir0.1", "rows": rows, "cases": [case]})
-    return Book(tmp_path)
+    return file_record(tmp_path, clients)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +134,7 @@ def write_main(tmp_path, **shifts):
         }
         for method, shift in accuracy.items()
     }
-    case = {"columns": {test: test for test in TESTS}, "clients": clients, "config": {"seeds": [0, 1]}}
-    rows = {method: {test: [0.0, 0.0] for test in TESTS} for method in clients}
-    write_sealed(tmp_path / "main-dir0.1.json", {"format": 1, "id": "main-dir0.1", "rows": rows, "cases": [case]})
-    return Book(tmp_path)
+    return file_record(tmp_path, clients)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 
 from .. import tree
 from ..errors import Failed, code_of_a_method
-from ..methods.base import Method, Predictor
+from ..methods.base import Method
 from ..methods.checks import WrongMethod, check_tree, code_of
 from ..tree import Tree
 from .client import summarize
@@ -16,13 +16,13 @@ from .visit import Progress, Run
 def conclude(method: Method, run: Run, progress: Progress) -> Tree:
     """What every client deploys beside its own; mostly nothing."""
     part, shared = method.predictor, progress.server.shared | progress.averages
-    if type(part).summarize is Predictor.summarize:
-        return {}
     who, rows = type(part).__name__, sum(run.sizes[k] for k in run.trained)
     with code_of_a_method():
         mean: Tree = {}
         for k in run.trained:  # one by one: what many clients send may not fit in memory
             sent = _scale(summarize(method, shared, run.shards[k]), run.sizes[k] / rows)
+            if not sent:
+                return {}
             mean = tree.map_leaves(torch.add, mean, sent) if mean else sent
         with code_of(part, "conclude", mean=mean), torch.no_grad():
             concluded = part.conclude(method, mean)

@@ -31,8 +31,8 @@ class Predictor:
         """Raise InputError if the method does not fit this predictor. `needs` is checked already."""
 
     def summarize(self, method: Method, shared: Tree, shard: Shard) -> Tree:
-        """What a client sends once, after the last round. The server takes the mean over the clients that trained,
-        weighted by their training rows."""
+        """What a client sends once, after the last round; {} if clients send nothing. The server takes the mean over
+        those that trained, weighted by their training rows."""
         return {}
 
     def conclude(self, method: Method, mean: Tree) -> Tree:

@@ -42,8 +42,6 @@ class RegimeFilter(Predictor):
         return sum_moments(method.net, shared["body"], shard) if self.discriminant else {}
 
     def conclude(self, method: Method, mean: Tree) -> Tree:
-        if not self.discriminant:
-            return {}
         # the fewer classes a client has, the more harm averaging heads does
         share = self.discriminant * (1 - mean["effective"])
         return {"discriminant": fit_discriminant(mean) | {"share": share}}

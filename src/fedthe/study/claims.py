@@ -35,9 +35,9 @@ class Record:
         return list(self.clients)
 
     def score(self, method: str, test: str, seeds: Sequence[int] | None = None) -> float:
-        """The mean over clients, then over seeds, all or these; of AVERAGE, over the five tests."""
+        """The mean over clients, then over seeds, all or these; of AVERAGE, over the main tests."""
         if test == AVERAGE:
-            return fmean(self.score(method, each, seeds) for each in MAIN_TESTS)
+            return fmean(self.score(method, each, seeds) for each in self._averaged(method))
         every = self.clients[method][test]
         picked = every.values() if seeds is None else [every[str(seed)] for seed in seeds]
         return fmean(fmean(each for each in clients if each is not None) for clients in picked)
@@ -57,10 +57,14 @@ class Record:
         return max(known, key=lambda method: known[method]) if known else None
 
     def gap(self, a: str, b: str, test: str) -> Interval:
-        """a - b on a test, or on the average of the five."""
+        """a - b on a test, or on the average of the main tests."""
         one, other = self.clients[a], self.clients[b]
-        pairs = pair_averages(one, other, MAIN_TESTS) if test == AVERAGE else pair(one[test], other[test])
+        pairs = pair_averages(one, other, self._averaged(a)) if test == AVERAGE else pair(one[test], other[test])
         return bootstrap([each[:, 0] - each[:, 1] for each in pairs])
+
+    def _averaged(self, method: str) -> list[str]:
+        """The five tests of the main tables, without those that the data lacks."""
+        return [test for test in MAIN_TESTS if test in self.clients[method]]
 
 
 @dataclass(frozen=True)

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import Any
+from textwrap import wrap
 
 from ..names import NET_NAMES, name_method, name_test
-from ..statistics import Interval, bootstrap, pair, pair_averages
+from ..statistics import Interval
 from ..text import say_points
-from .claims import Book, Record
-from .judged import SETTINGS, TESTS
+from .claims import Book
+from .judged import SETTINGS
+from .tables import AVERAGE
 
 # What the filter was to reach, set down before it was judged: by how many points it leads FedTHE+ on average, and on no
 # test is it further behind FedTHE than this.
 LEADS = {id: 1.0 if id == "regime-dir0.1" else 0.3 for id in SETTINGS}
 BEHIND = 0.5
-AVERAGED = TESTS[:5]
+COMPARED = (("fedthe_regime", "fedthe"), ("fedthe_regime", "fedthe_plus"), ("regime_memo", "fedthe_plus"))
 
 
 def write_judgement(book: Book) -> str:
     """A line for each setting: averages of methods, and differences with their intervals."""
     shown = ("fedthe", "fedthe_plus", "fedthe_regime", "regime_memo")
-    compared = (("fedthe_regime", "fedthe"), ("fedthe_regime", "fedthe_plus"), ("regime_memo", "fedthe_plus"))
     names = {name: name_method(name) for name in ("fedthe", "fedthe_plus")}
     names |= {"fedthe_regime": "filter", "regime_memo": "filter and MEMO"}
-    heads = ["", *(names[each] for each in shown), *(f"{names[a]} - {names[b]}" for a, b in compared)]
+    heads = ["", *(names[each] for each in shown), *(f"{names[a]} - {names[b]}" for a, b in COMPARED)]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for id in filter(book.__contains__, SETTINGS):
-        gaps = (say_gap(average_gap(book[id], a, b)) for a, b in compared)
-        lines.append([_name_setting(id), *(say_points(_average(book[id], method)) for method in shown), *gaps])
+        gaps = (_write_gap(book[id].gap(a, b, AVERAGE)) for a, b in COMPARED)
+        lines.append([_name_setting(id), *(say_points(book[id].score(each, AVERAGE)) for each in shown), *gaps])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_goals(book: Book) -> str:
     """What was to be reached, and what was."""
-    found = {id: average_gap(book[id], "fedthe_regime", "fedthe_plus") for id in SETTINGS if id in book}
+    found = {id: book[id].gap("fedthe_regime", "fedthe_plus", AVERAGE) for id in SETTINGS if id in book}
     reached = [id for id, gap in found.items() if gap.mean >= LEADS[id]]
-    missed = [f"{_name_setting(id)} ({say_gap(gap)})" for id, gap in found.items() if id not in reached]
+    missed = [f"{_name_setting(id)} ({_write_gap(gap)})" for id, gap in found.items() if id not in reached]
     gaps = {
-        (id, test): bootstrap([each[:, 0] - each[:, 1] for each in _pair(book[id], "fedthe_regime", "fedthe", test)])
-        for id in found
-        for test in book[id].clients["fedthe"]
+        (id, test): book[id].gap("fedthe_regime", "fedthe", test) for id in found for test in book[id].clients["fedthe"]
     }
-    behind = [f"{name_test(t)}, {_name_setting(id)} ({say_gap(g)})" for (id, t), g in gaps.items() if g.mean < -BEHIND]
+    behind = [
+        f"{name_test(t)}, {_name_setting(id)} ({_write_gap(g)})" for (id, t), g in gaps.items() if g.mean < -BEHIND
+    ]
     return "\n".join(
         [
             "- Ahead of FedTHE+ on average, by at least 1 point at Dir(0.1) and 0.3 elsewhere: reached in "
@@ -55,16 +54,16 @@ def write_goals(book: Book) -> str:
 
 def write_recommendation(book: Book) -> str:
     """The outcome in a few sentences."""
-    compared = (("fedthe_regime", "fedthe"), ("fedthe_regime", "fedthe_plus"), ("regime_memo", "fedthe_plus"))
     settings = [id for id in SETTINGS if id in book]
-    gaps = [[average_gap(book[id], a, b) for id in settings] for a, b in compared]
+    gaps = [[book[id].gap(a, b, AVERAGE) for id in settings] for a, b in COMPARED]
     over, plus, memo = (_say_wins(each) for each in gaps)
-    return (
-        f"On eight seeds that nobody had looked at, in {len(settings)} settings (three partitions, three networks,\n"
-        f"100 clients, few participants, Tiny-ImageNet), the filter is ahead of FedTHE {over},\nat the same cost. "
-        f"It is ahead of FedTHE+, which takes 98 passes per sample, {plus};\nwith those passes (`regime_memo`) {memo}. "
-        "These are averages over the tests of the paper;\n95 % intervals exclude 0 wherever it says ahead or behind."
+    said = (
+        f"On eight seeds that nobody had looked at, in {len(settings)} settings (three partitions, three networks, 100 "
+        f"clients, few participants, Tiny-ImageNet), the filter is ahead of FedTHE {over}, at the same cost. It is "
+        f"ahead of FedTHE+, which takes 98 passes per sample, {plus}; with those passes (`regime_memo`) {memo}. These "
+        "are averages over the tests of the paper; 95 % intervals exclude 0 wherever it says ahead or behind."
     )
+    return "\n".join(wrap(said, 139))
 
 
 def _say_wins(gaps: list[Interval]) -> str:
@@ -76,25 +75,11 @@ def _say_wins(gaps: list[Interval]) -> str:
     return said + (f", and behind in {len(behind)}, by up to {-min(behind):.1f}" if behind else "")
 
 
-def average_gap(record: Record, a: str, b: str) -> Interval:
-    """a - b on the mean of the tests of the paper that there are."""
-    one, other = record.clients[a], record.clients[b]
-    pairs = pair_averages(one, other, [test for test in AVERAGED if test in one])
-    return bootstrap([each[:, 0] - each[:, 1] for each in pairs])
-
-
-def say_gap(gap: Interval) -> str:
-    """In points, with the 95 % interval; bold if that excludes 0."""
-    said = f"{gap.mean:+.1f} [{gap.low:+.1f},&nbsp;{gap.high:+.1f}]"
+def _write_gap(gap: Interval) -> str:
+    """In points, with the 95 % interval on one line; bold if that excludes 0."""
+    mean, low, high = (say_points(each or 0.0, "+") for each in (gap.mean, gap.low, gap.high))
+    said = f"{mean} [{low},&nbsp;{high}]"
     return f"**{said}**" if gap.excludes_zero else said
-
-
-def _average(record: Record, method: str) -> float:
-    return fmean(record.score(method, test) for test in AVERAGED if test in record.clients[method])
-
-
-def _pair(record: Record, a: str, b: str, test: str) -> Any:
-    return pair(record.clients[a][test], record.clients[b][test])
 
 
 def _name_setting(id: str) -> str:
