@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedthe.study.claims import Book, write_claims
-from fedthe.study.judgement import write_goals, write_judgement, write_recommendation
+from fedthe.study.judgement import write_goals, write_judgement, write_recommendation, write_streams
 from fedthe.study.paper_claims import CLAIMS
 from fedthe.study.paper_notes import (
     DIFFERENCES,
@@ -30,7 +30,7 @@ from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "docs" / "reproduction.md", ROOT / "README.md", ROOT / "docs" / "research.md"
+PAGES = ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("reproduction", "research", "streams"))
 MARKED = re.compile(r"<!-- (\w+)(?:: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN: dict[str, Callable[[Book], str]] = {
     "verdict": write_verdict,
@@ -44,6 +44,7 @@ WRITTEN: dict[str, Callable[[Book], str]] = {
     "judged": write_judgement,
     "goals": write_goals,
     "recommended": write_recommendation,
+    "streams": write_streams,
 }
 
 

@@ -294,8 +294,7 @@ def test_records_of_tables_are_shown_with_the_papers_numbers():
     main = shown["main-dir0.1"]
     record = json.loads((RESULTS / "main-dir0.1.json").read_text(encoding="utf-8"))
     for method, row in record["rows"].items():
-        for test, (mean, with_n) in row.items():
-            std = with_n * (3 / 2) ** 0.5  # this record divides by n, as earlier versions did; a page by n - 1
+        for test, (mean, std) in row.items():
             assert (main.scores[method][test].mean, main.scores[method][test].std) == pytest.approx(
                 (mean, std), abs=1e-2
             )
@@ -325,7 +324,7 @@ def test_a_table_that_just_ran_shows_what_its_run_knows(tmp_path):
 
 def test_experiments_of_one_name_are_told_apart():
     page = gather(
-        [RESULTS / "main-dir0.1.json", RESULTS / "eight-seeds" / "main-dir0.1.json", RESULTS / "main-dir1.json"]
+        [RESULTS / "main-dir0.1.json", RESULTS / "standardized" / "main-dir0.1.json", RESULTS / "main-dir1.json"]
     )
     assert [each.name for each in page.shown] == ["main-dir0.1 (1)", "main-dir0.1 (2)", "main-dir1"]
     assert page.title == "3 experiments"
@@ -335,7 +334,8 @@ def test_a_record_says_only_what_it_knows():
     main, severity = (
         gather([RESULTS / f"{name}.json"]).shown[0] for name in ("main-dir0.1", "severity-corrupted-dir1")
     )
-    assert main.provenance["seconds"] is None  # this record is older than that
+    assert severity.provenance["seconds"] is None  # this record is older than that
+    assert main.provenance["seconds"] > 0
     assert main.provenance["command"] == "fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz"
     assert len(severity.provenance["trainings"]) == 2 * 3  # five severities, one training of each method and seed
 

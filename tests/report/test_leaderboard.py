@@ -243,8 +243,8 @@ def test_an_open_set_shows_its_auroc_and_the_title_its_data(tmp_path):
     }
     (board,), _ = read_boards([save(tmp_path / "r", record)])
     page = write_leaderboard([board], [], [tmp_path])
-    assert "\n## open-set on glyphs without class 4 (rounds=1), seeds 0 to 2\n" in page
-    assert "\n20 clients, 1 round, seeds 0 to 2; " in page
+    assert "\n## open-set on glyphs without class 4 (rounds=1), seeds 0 to 7\n" in page
+    assert "\n20 clients, 1 round, seeds 0 to 7; " in page
     (head,) = re.findall(r"^\|  \| .*$", page, re.MULTILINE)
     column = head.split(" | ").index("open set: AUROC")
     for i, method in enumerate(methods):
@@ -304,7 +304,7 @@ def test_a_method_that_failed_in_part_is_named_but_not_ranked(failed, tmp_path):
 def test_a_record_with_fewer_tests_takes_no_columns_from_others(tmp_path):
     whole = pick(read(RESULTS / "main-dir0.1.json"), ["fedavg", "fedavg_ft", "fedthe"])
     tests = {"original": "original", "ooc": "ooc"}
-    for methods in (["memo_p"], ["memo_p", "t3a", "ttt"]):
+    for methods in (["memo_p"], ["memo_p", "t3a", "ttt_ft"]):
         few = restate(pick(read(RESULTS / "main-dir0.1.json"), methods), "main-dir0.1", tests)
         few["changed"] = {"tests": [[*tests], None]}
         folders = [save(tmp_path / "whole", whole), save(tmp_path / "few", few)]
@@ -315,23 +315,23 @@ def test_a_record_with_fewer_tests_takes_no_columns_from_others(tmp_path):
         )
         page = write_leaderboard([board, *others], lost, folders)
         assert ("share their settings, tests, seeds and clients: main-dir0.1." in page) == (len(methods) < 3)
-        assert ("(tests=original,ooc), seeds 0 to 2" in page) == (len(methods) == 3)
+        assert ("(tests=original,ooc), seeds 0 to 7" in page) == (len(methods) == 3)
 
 
 def test_milliseconds_of_another_device_name_it(tmp_path):
     record = read(RESULTS / "main-dir0.1.json")
     first = save(tmp_path / "a", pick(record, ["fedavg", "fedavg_ft", "fedthe"]))
-    slow = pick(record, ["ttt"])
+    slow = pick(record, ["t3a"])
     slow["environment"]["device"] = "cpu"
-    slow["cases"][0]["ms_per_sample"] = {"ttt": 99.0}
+    slow["cases"][0]["ms_per_sample"] = {"t3a": 99.0}
     (board,), _ = read_boards([first, save(tmp_path / "b", slow)])
     page = write_leaderboard([board], [], [first])
     assert "; NVIDIA H200. " in page
     costs = {
         name: re.search(rf"^\| {name} \|.* \| ([^|]*) \| [^|]* \|$", page, re.MULTILINE)[1]
-        for name in ("TTT", "FedAvg")
+        for name in ("T3A", "FedAvg")
     }
-    assert costs["TTT"] == "99 (cpu)"
+    assert costs["T3A"] == "99 (cpu)"
     assert float(costs["FedAvg"]) > 0
 
 

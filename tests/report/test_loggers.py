@@ -1,5 +1,6 @@
 """A report in TensorBoard and in MLflow, read back with their own readers."""
 
+import importlib
 import json
 import logging
 import math
@@ -322,6 +323,7 @@ def test_mlflow_files_that_are_no_database(tmp_path):
     ],
 )
 def test_packages_that_are_missing(tmp_path, monkeypatch, missing, write, words):
+    importlib.import_module("mlflow.tracking")  # imported without SQLAlchemy, it would lack it in all later tests
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)

@@ -8,7 +8,7 @@ import pytest
 
 from fedthe.study.claims import Book
 from fedthe.study.judged import METHODS, SEEDS, SETTINGS
-from fedthe.study.judgement import write_goals, write_judgement, write_recommendation
+from fedthe.study.judgement import write_goals, write_judgement, write_recommendation, write_streams
 from helpers import ROOT
 
 BOOK = Book(ROOT / "results")
@@ -61,3 +61,15 @@ def test_the_recommendation_counts_settings():
     said = write_recommendation(BOOK).replace("\n", " ")
     ahead = sum(average(id, "fedthe_regime") > average(id, "fedthe") for id in SETTINGS)
     assert (f"ahead of FedTHE in {'all' if ahead == len(SETTINGS) else ahead} of them") in said
+
+
+def test_streams_are_compared_with_the_best_other_method():
+    (case,) = json.loads((ROOT / "results" / "streams.json").read_text(encoding="utf-8"))["cases"]
+    lines = [line.strip("| ").split(" | ") for line in write_streams(BOOK).splitlines()[2:]]
+    assert len(lines) == len(case["columns"])
+    for test, (_, ours, _, other, gap, *_) in zip(case["columns"], lines, strict=True):
+        means = {m: fmean(fmean(clients) for clients in of[test].values()) for m, of in case["clients"].items()}
+        mean = means.pop("fedthe_regime")
+        assert float(ours) == pytest.approx(mean, abs=0.06)
+        assert float(other.split()[-1]) == pytest.approx(max(means.values()), abs=0.06)
+        assert float(re.search(r"[+-][\d.]+", gap)[0]) == pytest.approx(mean - max(means.values()), abs=0.06)

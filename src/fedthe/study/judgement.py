@@ -1,15 +1,18 @@
-"""What came of judging the regime filter, from the records of the tables in judged.py."""
+"""What came of judging the regime filter, from the records of the tables in judged.py, and of streams in time."""
 
 from __future__ import annotations
 
 from textwrap import wrap
 
+from ..experiment.timelines import read_score
 from ..names import NET_NAMES, name_method, name_test
 from ..statistics import Interval
 from ..text import say_points
 from .claims import Book
 from .judged import SETTINGS
-from .tables import AVERAGE
+from .reproduce import read_record
+from .streams import say_slowest, say_worst
+from .tables import AVERAGE, find_table
 
 # What the filter was to reach, set down before it was judged: by how many points it leads FedTHE+ on average, and on no
 # test is it further behind FedTHE than this.
@@ -64,6 +67,28 @@ def write_recommendation(book: Book) -> str:
         "are averages over the tests of the paper; 95 % intervals exclude 0 wherever it says ahead or behind."
     )
     return "\n".join(wrap(said, 139))
+
+
+def write_streams(book: Book) -> str:
+    """A line for each stream in time: the filter beside FedTHE+ and against the best of all other methods."""
+    record, table, pair = book["streams"], find_table("streams"), ("fedthe_regime", "fedthe_plus")
+    (case,) = read_record(table, book.folder)["cases"]
+    heads = ["", "filter", "FedTHE+", "best other method", "filter - best other"]
+    lines = [[*heads, "worst 50", "recovery"], ["---", *["---:"] * (len(heads) + 1)]]
+    for test in table.tests:
+        best = record.best(test, [method for method in record.methods if method != "fedthe_regime"])
+        scores = [read_score(case["streams"][test][method]) for method in pair]
+        lines.append(
+            [
+                name_test(test),
+                *(say_points(record.score(method, test)) for method in pair),
+                f"{name_method(best)} {say_points(record.score(best, test))}",
+                _write_gap(record.gap("fedthe_regime", best, test)),
+                " / ".join(map(say_worst, scores)),
+                " / ".join(map(say_slowest, scores)),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _say_wins(gaps: list[Interval]) -> str:

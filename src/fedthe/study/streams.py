@@ -49,9 +49,9 @@ def lay_out_streams(record: Mapping[str, Any]) -> dict[str, tuple[list[str], lis
     grids: dict[str, Callable[[StreamScore], str]] = {
         "AUROC (%): an answer to a known class is more confident than one to the unknown class": _say_auroc,
         "FPR (%): answers to the unknown class as confident as 95 % of those to known ones": _say_passing,
-        f"worst window of {WORST} samples: the lowest accuracy of a client, mean over clients": _say_worst,
+        f"worst window of {WORST} samples: the lowest accuracy of a client, mean over clients": say_worst,
         "forgetting: accuracy on the first segment minus that on later ones of its kind": _say_forgetting,
-        "recovery: samples after a switch to the slowest kind of segment; not: not in half a segment": _say_slowest,
+        "recovery: samples after a switch to the slowest kind of segment; not: not in half a segment": say_slowest,
     }
     found = {}
     methods = dict.fromkeys(method for of in scores.values() for method in of)
@@ -74,7 +74,7 @@ def _say_passing(score: StreamScore) -> str:
     return NOTHING if score.fpr95 is None else f"{score.fpr95:.1f}"
 
 
-def _say_worst(score: StreamScore) -> str:
+def say_worst(score: StreamScore) -> str:
     return NOTHING if score.worst_window is None else f"{score.worst_window.mean:.1f}"
 
 
@@ -82,7 +82,7 @@ def _say_forgetting(score: StreamScore) -> str:
     return NOTHING if score.forgetting is None else f"{score.forgetting.mean:+.1f}"
 
 
-def _say_slowest(score: StreamScore) -> str:
+def say_slowest(score: StreamScore) -> str:
     slowest = find_slowest(score)
     if slowest is None:
         return NOTHING
