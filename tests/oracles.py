@@ -550,6 +550,38 @@ def fedrod_personal(body, head, personal, batches, lr, weight_decay):
     )[0]
 
 
+def tuned_rod(body, head, personal, batches, lr, weight_decay, log_counts):
+    """Body and head by balanced softmax; in the same step, the personal head by what both heads say together."""
+    for batch in batches:
+        before = body, head
+        (personal,) = descend(
+            [personal],
+            lambda p, x, y, b=before: mean_nll(tiny_logits(b[0], b[1] + p[0], x), y),
+            [batch],
+            lr,
+            weight_decay,
+        )
+        body, head = fine_tune(body, head, [batch], lr, weight_decay, log_counts)
+    return body, head, personal
+
+
+def logit_apfl_round(alpha, v, w, x, y, batches, lr, weight_decay):
+    """alpha by one clipped step on all rows x, y, its gradient by a difference. Then, step by step, v by the mixture of
+    logits, and w by its own."""
+
+    def lose(alpha, v, w, x, y):
+        return mean_nll(alpha * tiny_logits(*v, x) + (1 - alpha) * tiny_logits(*w, x), y)
+
+    width = 1e-5
+    rise = (float(lose(alpha + width, v, w, x, y)) - float(lose(alpha - width, v, w, x, y))) / (2 * width)
+    alpha = min(1.0, max(0.0, alpha - lr * rise))
+    for batch in batches:
+        before = w
+        v = descend(v, lambda p, x, y, w=before: lose(alpha, p, w, x, y), [batch], lr, weight_decay)
+        w = fine_tune(*w, [batch], lr, weight_decay)
+    return alpha, v, w
+
+
 def tilted_mean(losses, tilt):
     return float(np.log(np.mean([np.exp(tilt * float(loss)) for loss in losses])) / tilt)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedthe.methods import METHODS
-from fedthe.names import METHOD_NAMES, NET_NAMES, OURS, PROBE_NAMES, TEST_NAMES, name_method, name_test
+from fedthe.methods import METHODS, STUDIES
+from fedthe.names import METHOD_NAMES, NET_NAMES, OURS, PROBE_NAMES, STUDY_NAMES, TEST_NAMES, name_method, name_test
 from fedthe.nets import NETS
 from fedthe.study import draw
 from fedthe.study.figures.probing import MODES
@@ -16,6 +16,7 @@ def test_every_method_and_network_has_a_name():
     assert METHOD_NAMES.keys() == METHODS.keys()
     assert NET_NAMES.keys() == NETS.keys()
     assert PROBE_NAMES.keys() == set(MODES)
+    assert STUDY_NAMES.keys() == {id for id in STUDIES if id.startswith(("authors_", "regime_"))}
     assert set(OURS) < METHOD_NAMES.keys()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedthe.study.claims import Book, write_claims
-from fedthe.study.judgement import write_goals, write_judgement, write_recommendation, write_streams
+from fedthe.study.judgement import write_deviations, write_goals, write_judgement, write_recommendation, write_streams
 from fedthe.study.paper_claims import CLAIMS
 from fedthe.study.paper_notes import (
     DIFFERENCES,
@@ -30,7 +30,10 @@ from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("reproduction", "research", "streams"))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("reproduction", "research", "streams", "methods")),
+)
 MARKED = re.compile(r"<!-- (\w+)(?:: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN: dict[str, Callable[[Book], str]] = {
     "verdict": write_verdict,
@@ -45,6 +48,7 @@ WRITTEN: dict[str, Callable[[Book], str]] = {
     "goals": write_goals,
     "recommended": write_recommendation,
     "streams": write_streams,
+    "deviations": write_deviations,
 }
 
 

@@ -14,6 +14,7 @@ from fedthe.engine.fit import LoopFit, Optimizer
 from fedthe.errors import InputError
 from fedthe.methods import compose
 from fedthe.methods.ablations import ABLATIONS
+from fedthe.methods.authors import LogitKNN
 from fedthe.methods.base import FedAvg, Method, Samples
 from fedthe.methods.fedthe import HeadEnsemble
 from fedthe.methods.finetune import FineTune
@@ -275,6 +276,7 @@ def test_t3a_refuses_a_deeper_head():
 
 
 def knn_by_loops(method, mine, shard, x):
+    """lambda, and the mixture of what neighbours and the model say."""
     knn = method.predictor
 
     def probabilities(images):
@@ -283,14 +285,14 @@ def knn_by_loops(method, mine, shard, x):
             oracles.knn_probabilities(one.double().numpy(), store, labels.tolist(), NET.classes, knn.k, knn.scale)
             for one in h
         ]
-        return near, list(NET.head(mine["head"], h).double().softmax(-1).numpy())
+        said = NET.head(mine["head"], h).double()
+        return near, list((said if isinstance(knn, LogitKNN) else said.softmax(-1)).numpy())
 
     real, val = shard.real, shard.val_real
     store = NET.features(mine["body"], scale(shard.x[real])).double().numpy()
     labels = shard.labels[real]
     lam = oracles.knn_lambda(*probabilities(scale(shard.val_x[val])), shard.val_labels[val].tolist(), knn.grid)
-    mixed = [lam * p + (1 - lam) * q for p, q in zip(*probabilities(x), strict=True)]
-    return lam, np.log(np.maximum(mixed, 1e-37))
+    return lam, np.array([lam * p + (1 - lam) * q for p, q in zip(*probabilities(x), strict=True)])
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 30])
@@ -303,10 +305,21 @@ def test_knn_equals_loops(k, scale_by):
         lam, expected = knn_by_loops(method, mine, shard, x)
         answers, state = answer(method, mine, x, shard)
         assert float(state["lambda"]) == pytest.approx(lam)
-        close(answers.logits.exp(), np.exp(expected))
+        close(answers.logits.exp(), expected)
         close(answers.logits.exp().sum(-1), torch.ones(len(x)))
         lams.add(lam)
     assert len(lams) > 1
+
+
+def test_knn_on_logits_equals_loops():
+    """As the FedTHE authors run it."""
+    method = compose(NET, LogitKNN(k=3))
+    for seed in range(4):
+        mine, shard, x = make_mine(method, seed), make_shard(n=14, v=20, seed=seed), draw(8, 1, 16, 16, seed=seed)
+        lam, expected = knn_by_loops(method, mine, shard, x)
+        answers, state = answer(method, mine, x, shard)
+        assert float(state["lambda"]) == pytest.approx(lam)
+        close(answers.logits, expected)
 
 
 def test_knn_lambda_comes_from_validation_rows_alone():

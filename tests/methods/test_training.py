@@ -18,6 +18,7 @@ from fedthe.engine.visit import Training
 from fedthe.errors import InputError
 from fedthe.methods import compose
 from fedthe.methods.apfl import APFL, differentiate_alpha
+from fedthe.methods.authors import AUTHORS, AveragedRep, LogitAPFL, TunedRoD
 from fedthe.methods.base import FedAvg, Method, Personal
 from fedthe.methods.ditto import Ditto
 from fedthe.methods.fedrep import FedRep
@@ -45,6 +46,9 @@ CASES = {
     "per_fedavg": (PerFedAvg(), FineTune()),
     "per_fedavg, second order": (PerFedAvg(first_order=False), FineTune()),
     "term": TERM(),
+    "authors_fedrod": AUTHORS["authors_fedrod"],
+    "authors_fedrep": AUTHORS["authors_fedrep"],
+    "authors_apfl": AUTHORS["authors_apfl"],
 }
 NET = CNN(CLASSES, channels=1, size=16)
 LR, DECAY = 0.1, 5e-4
@@ -166,11 +170,13 @@ def test_gma_at_threshold_0_is_the_uniform_mean():
 def test_apfl_gradient_of_alpha():
     v, w, shard = draw(tiny_params(), 1), draw(tiny_params(), 2), make_shard(size=5, pad=3)
     alpha = torch.tensor(0.3, dtype=torch.float64)
-    got = float(differentiate_alpha(TINY, alpha, v, w, shard))
+    given = {"alpha": alpha, "received": w}
+    got = float(differentiate_alpha(APFL().loss, TINY, v, given, shard))
     x, y = scale(shard.x[shard.real]), shard.labels[shard.real]
     assert got == pytest.approx(oracles.apfl_gradient(0.3, leaves(v), leaves(w), x, y), rel=1e-11)
     assert got == pytest.approx(oracles.apfl_gradient_by_difference(0.3, leaves(v), leaves(w), x, y), rel=1e-6)
-    assert float(differentiate_alpha(TINY, alpha, v, w, shard, chunk=4)) == pytest.approx(got, rel=1e-12)
+    in_chunks = differentiate_alpha(APFL().loss, TINY, v, given, shard, chunk=4)
+    assert float(in_chunks) == pytest.approx(got, rel=1e-12)
 
 
 @pytest.mark.parametrize("lr", [0.1, 1000.0])
@@ -266,6 +272,46 @@ def test_fedrod_starts_as_the_generic_model_and_learns(head_layers):
     assert torch.equal(method.logits(shared | mine, x), net.logits(shared, x))
     got = personalize(method, make_fit(shard, net=net), shared, mine)
     assert not any(torch.equal(got["personal"][name], mine["personal"][name]) for name in mine["personal"])
+
+
+def test_fedrod_as_the_authors_run_it():
+    method, shard, shared = compose(TINY, (BALANCED, TunedRoD())), make_shard(size=5), draw(tiny_params(), 1)
+    personal = {"out": 0.1 * draw(tiny_params(), 2)["head"]["out"]}
+    fit = tiny_fit(shard)
+    mine = personalize(method, fit, shared, {"personal": personal})
+    log_counts = torch.log(shard.counts + 1).double()
+    expected = oracles.tuned_rod(*leaves(shared), personal["out"], list_batches(fit), LR, DECAY, log_counts)
+    assert_near([*leaves(mine), mine["personal"]["out"]], expected)
+    x = scale(shard.x)
+    assert_near([method.logits(mine, x)], [oracles.tiny_logits(expected[0], expected[1] + expected[2], x)])
+
+
+def test_fedrep_as_the_authors_run_it():
+    method, shard, params = compose(TINY, AveragedRep()), make_shard(size=5), draw(tiny_params(), 1)
+    shared, _, mine = method.start(params)
+    own = {"head": draw(tiny_params(), 2)["head"]}
+    assert mine["personal"].keys() == {"head"}
+    for phase, head in (("local", shared["head"]), ("personal", own["head"])):
+        fit = tiny_fit(shard, phase)
+        got = upload(method, fit, shared, own) if phase == "local" else personalize(method, fit, shared, own)
+        batches = list_batches(fit)
+        head, body = oracles.fedrep_round(params["body"]["w"], head["out"], batches, batches, LR, DECAY)
+        assert_near(leaves(got), [body, head])
+
+
+def test_apfl_as_the_authors_run_it():
+    method, shard, shared = compose(TINY, LogitAPFL()), make_shard(size=5), draw(tiny_params(), 2)
+    v = draw(tiny_params(), 1)
+    mine = {"personal": v, "alpha": torch.tensor(0.3, dtype=torch.float64)}
+    fit = tiny_fit(shard)
+    got = personalize(method, fit, shared, mine)
+    x, y = scale(shard.x), shard.labels
+    alpha, own, received = oracles.logit_apfl_round(0.3, leaves(v), leaves(shared), x, y, list_batches(fit), LR, DECAY)
+    assert float(got["alpha"]) == pytest.approx(alpha, rel=1e-7)
+    for tuned, expected in ((got["personal"], own), (got, received)):
+        torch.testing.assert_close(leaves(tuned), expected, rtol=1e-7, atol=1e-8)  # alpha was found by a difference
+    answer = alpha * oracles.tiny_logits(*own, x) + (1 - alpha) * oracles.tiny_logits(*received, x)
+    torch.testing.assert_close(method.logits(got, x), answer, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("first_order", [True, False])
@@ -468,7 +514,7 @@ def test_apfl_gradient_is_lifted_over_clients():
     stacked = Shard(*(torch.stack(parts) for parts in zip(*shards, strict=True)))
 
     def gradient(alpha, v, w, *parts):
-        return differentiate_alpha(TINY, alpha, v, w, Shard(*parts))
+        return differentiate_alpha(APFL().loss, TINY, v, {"alpha": alpha, "received": w}, Shard(*parts))
 
     lifted = torch.func.vmap(gradient, in_dims=(0, 0, None, *[0] * 7))(alpha, tree.stack(v), w, *stacked)
     assert_near(lifted, [gradient(alpha[k], v[k], w, *shards[k]) for k in range(3)])

@@ -6,6 +6,7 @@ from ..plugins import load_plugins
 from .ablations import ABLATIONS
 from .apfl import APFL
 from .atp import ATP, AdaptationRates
+from .authors import AUTHORS
 from .base import FedAvg, Method
 from .bbse import BBSE
 from .compose import Recipe, compose
@@ -86,10 +87,11 @@ METHODS: dict[str, Recipe] = {
     "rotta": (FineTune(), RoTTA()),
     "atp": (AdaptationRates(), ATP()),
 }
-# The rows of the paper's ablation, ablation_1 to ablation_16; the regime filter with more passes per sample; ways to
-# fine-tune what FedAvg pre-trained.
+# The rows of the paper's ablation, ablation_1 to ablation_16; methods as the FedTHE authors' code runs them; the regime
+# filter with more passes per sample; ways to fine-tune what FedAvg pre-trained.
 STUDIES: dict[str, Recipe] = {
     **{f"ablation_{name[1 : name.index(')')]}": recipe for name, recipe in ABLATIONS.items()},
+    **AUTHORS,
     "regime_mirror": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(then=Views())),
     "regime_views": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(then=Views(shift=2))),
     "regime_memo": (FedAvg(balanced=True), TwoHeads(), RegimeFilter(then=Memo(views=16))),

@@ -12,6 +12,7 @@ from .. import tree
 from ..errors import InputError
 from ..types import scale
 from .base import Batch, FedAvg, Fit, Fitted, Net, Personal, Shard, Tree, network
+from .fit import Loss
 
 
 def mix(alpha: Tensor, v: Tree, w: Tree) -> Tree:
@@ -34,22 +35,26 @@ class APFL(Personal):
 
     def personalize(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
         received = network(shared)
-        gradient = differentiate_alpha(fit.net, mine["alpha"], mine["personal"], received, shard)
-        alpha = (mine["alpha"] - fit.lr * gradient).clamp(0, 1)
-        v, losses, _ = fit(self.loss, mine["personal"], {"alpha": alpha, "received": received})
+        given = {"alpha": mine["alpha"], "received": received}
+        alpha = self.step_alpha(fit, mine["personal"], given, shard)
+        v, losses, _ = fit(self.loss, mine["personal"], given | {"alpha": alpha})
         return Fitted(mix(alpha, v, received) | {"personal": v, "alpha": alpha}, losses)
+
+    def step_alpha(self, fit: Fit, params: Tree, given: Tree, shard: Shard) -> Tensor:
+        alpha: Tensor = given["alpha"] - fit.lr * differentiate_alpha(self.loss, fit.net, params, given, shard)
+        return alpha.clamp(0, 1)
 
     def loss(self, net: Net, params: Tree, given: Tree, batch: Batch) -> Tensor:
         return FedAvg().loss(net, mix(given["alpha"], params, given["received"]), {}, batch)
 
 
-def differentiate_alpha(net: Net, alpha: Tensor, v: Tree, w: Tree, shard: Shard, chunk: int = 500) -> Tensor:
-    """The derivative of the mean training loss with respect to alpha: the gradient at the mixture, along v - w."""
+def differentiate_alpha(loss: Loss, net: Net, params: Tree, given: Tree, shard: Shard, chunk: int = 500) -> Tensor:
+    """The derivative of the mean training loss with respect to `given["alpha"]`."""
 
     def total(alpha: Tensor, x: Tensor, y: Tensor, real: Tensor) -> Tensor:
         batch = Batch(scale(x), y, real.float(), shard.counts)
-        return (FedAvg().loss(net, mix(alpha, v, w), {}, batch) * batch.weight).sum()
+        return (loss(net, params, given | {"alpha": alpha}, batch) * batch.weight).sum()
 
     parts = zip(*(rows.split(chunk) for rows in (shard.x, shard.labels, shard.real)), strict=True)
-    gradients = [torch.func.grad(total)(alpha, *part) for part in parts]
+    gradients = [torch.func.grad(total)(given["alpha"], *part) for part in parts]
     return torch.stack(gradients).sum(0) / shard.real.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""What came of judging the regime filter, from the records of the tables in judged.py, and of streams in time."""
+"""What came of our own tables, from their records: the judged regime filter, streams in time, the authors' code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from ..experiment.timelines import read_score
 from ..names import NET_NAMES, name_method, name_test
 from ..statistics import Interval
 from ..text import say_points
-from .claims import Book
+from .claims import TESTS, Book
+from .deviations import PAIRS
 from .judged import SETTINGS
 from .reproduce import read_record
 from .streams import say_slowest, say_worst
-from .tables import AVERAGE, find_table
+from .tables import AVERAGE, MAIN_TESTS, find_table
 
 # What the filter was to reach, set down before it was judged: by how many points it leads FedTHE+ on average, and on no
 # test is it further behind FedTHE than this.
@@ -88,6 +89,17 @@ def write_streams(book: Book) -> str:
                 " / ".join(map(say_slowest, scores)),
             ]
         )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_deviations(book: Book) -> str:
+    """For each method, what the authors' code has more than ours."""
+    if "deviations" not in book:
+        return "Not measured yet (`fedthe table deviations`)."
+    record, tests = book["deviations"], (*MAIN_TESTS, AVERAGE)
+    lines = [["", *(TESTS.get(test, test) for test in tests)], ["---", *["---:"] * len(tests)]]
+    for ours, theirs in PAIRS.items():
+        lines.append([name_method(ours), *(_write_gap(record.gap(theirs, ours, test)) for test in tests)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -18,7 +18,7 @@ from ..names import METHOD_NAMES, NET_NAMES
 from ..nets.make import MODELS
 from ..specs import parse_spec
 from ..text import clean, find_nearest
-from . import judged, streams
+from . import deviations, judged, streams
 
 AVERAGE = "average_over_tests"  # a column: mean and standard deviation over the tests
 KEYS = ["dirichlet", "dataset", "size", "clients", "rounds", "participation", "personal_epochs"]
@@ -77,6 +77,9 @@ OWN_TABLES = {
         streams.AS_USUAL,
         MAIN_TESTS,
         {method: {} for method in METHOD_NAMES if method not in (*PAPERS_MAIN, *NEED_NORMS)},
+    ),
+    "deviations": Table(
+        "deviations", deviations.TITLE, deviations.SETTING, MAIN_TESTS, {method: {} for method in deviations.METHODS}
     ),
     **{
         id: Table(
