@@ -226,6 +226,10 @@ def deploy_some(
         if fault is not None:
             raise Diverged(progress.round, k, fault)
     states = tree.map_leaves(lambda leaf: leaf.expand(len(clients), *leaf.shape), progress.server.shared) | made
+    return _deploy_concluded(method, run, progress, states, concluded)
+
+
+def _deploy_concluded(method: Method, run: Run, progress: Progress, states: Tree, concluded: Tree | None) -> Tree:
     return deploy_beside(method, states, conclude(method, run, progress) if concluded is None else concluded)
 
 
@@ -254,7 +258,7 @@ def deploy_unlabeled(
         if own is None:
             return None
         made.append(own)
-    return deploy_beside(method, tree.stack(made), conclude(method, run, progress) if concluded is None else concluded)
+    return _deploy_concluded(method, run, progress, tree.stack(made), concluded)
 
 
 def train(

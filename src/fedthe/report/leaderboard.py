@@ -39,12 +39,13 @@ bootstrap over seeds and their clients). All methods of a board answered the sam
 ahead of every other one in the column: the 95 % interval of each difference, paired by seed and client, is above 0.
 Where nothing is bold, nobody has won. Each board says what its mean is over. Costs are per sample: milliseconds on the
 device above the board, or on the one that the row names, with many samples side by side, and forward + backward passes
-through the network, each augmented view counted.
+through the network, each augmented view counted. Milliseconds are those of the run that made the record, whatever else
+the device did at the time.
 
 To add a method of yours, run it under the settings of a board, with its tests and seeds, and name both folders:
 
 ```
-fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz --seeds 0,1,2 --methods mine.py:Mine --save mine
+fedthe table main-dir0.1 natural=npz:Tiny-ImageNet.npz --methods mine.py:Mine --save mine
 fedthe leaderboard results mine --out leaderboard.md
 ```"""
 

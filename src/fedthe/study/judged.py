@@ -35,10 +35,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def title_of(setting: dict[str, Any]) -> str:
-    """What a reader must know of the setting, after what is the same in all."""
+    return f"The regime filter on new seeds: {name_setting(setting)}"
+
+
+def name_setting(setting: dict[str, Any]) -> str:
+    """What tells it from the others."""
     net = NET_NAMES[setting["model"].partition(" ")[0]]
     data = "20 classes of Tiny-ImageNet" if setting["dataset"] == "tiny_imagenet" else "CIFAR-10"
-    parts = [f"The regime filter on new seeds: {net} on {data}", f"Dir({setting['dirichlet']:.1f})"]
+    parts = [f"{net} on {data}", f"Dir({setting['dirichlet']:.1f})"]
     parts += [f"{setting['clients']} clients"] if setting["clients"] != 20 else []
-    parts += [f"{setting['participation']:.0%} of them in a round"] if setting["participation"] < 1 else []
+    parts += [f"{setting['participation']:.0%} of the clients in a round"] if setting["participation"] < 1 else []
     return ", ".join(parts)

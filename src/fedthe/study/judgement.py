@@ -5,12 +5,12 @@ from __future__ import annotations
 from textwrap import wrap
 
 from ..experiment.timelines import read_score
-from ..names import NET_NAMES, name_method, name_test
+from ..names import name_method, name_test
 from ..statistics import Interval
 from ..text import say_points
 from .claims import TESTS, Book
 from .deviations import PAIRS
-from .judged import SETTINGS
+from .judged import SETTINGS, name_setting
 from .reproduce import read_record
 from .streams import say_slowest, say_worst
 from .tables import AVERAGE, MAIN_TESTS, find_table
@@ -31,7 +31,9 @@ def write_judgement(book: Book) -> str:
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for id in filter(book.__contains__, SETTINGS):
         gaps = (_write_gap(book[id].gap(a, b, AVERAGE)) for a, b in COMPARED)
-        lines.append([_name_setting(id), *(say_points(book[id].score(each, AVERAGE)) for each in shown), *gaps])
+        lines.append(
+            [name_setting(SETTINGS[id]), *(say_points(book[id].score(each, AVERAGE)) for each in shown), *gaps]
+        )
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -39,12 +41,14 @@ def write_goals(book: Book) -> str:
     """What was to be reached, and what was."""
     found = {id: book[id].gap("fedthe_regime", "fedthe_plus", AVERAGE) for id in SETTINGS if id in book}
     reached = [id for id, gap in found.items() if gap.mean >= LEADS[id]]
-    missed = [f"{_name_setting(id)} ({_write_gap(gap)})" for id, gap in found.items() if id not in reached]
+    missed = [f"{name_setting(SETTINGS[id])} ({_write_gap(gap)})" for id, gap in found.items() if id not in reached]
     gaps = {
         (id, test): book[id].gap("fedthe_regime", "fedthe", test) for id in found for test in book[id].clients["fedthe"]
     }
     behind = [
-        f"{name_test(t)}, {_name_setting(id)} ({_write_gap(g)})" for (id, t), g in gaps.items() if g.mean < -BEHIND
+        f"{name_test(t)}, {name_setting(SETTINGS[id])} ({_write_gap(g)})"
+        for (id, t), g in gaps.items()
+        if g.mean < -BEHIND
     ]
     return "\n".join(
         [
@@ -117,15 +121,6 @@ def _write_gap(gap: Interval) -> str:
     mean, low, high = (say_points(each or 0.0, "+") for each in (gap.mean, gap.low, gap.high))
     said = f"{mean} [{low},&nbsp;{high}]"
     return f"**{said}**" if gap.excludes_zero else said
-
-
-def _name_setting(id: str) -> str:
-    setting = SETTINGS[id]
-    parts = [NET_NAMES[setting["model"].partition(" ")[0]], f"Dir({setting['dirichlet']:.1f})"]
-    parts += ["Tiny-ImageNet"] if setting["dataset"] == "tiny_imagenet" else []
-    parts += [f"{setting['clients']} clients"] if setting["clients"] != 20 else []
-    parts += [f"participation {setting['participation']}"] if setting["participation"] < 1 else []
-    return ", ".join(parts)
 
 
 def _list(items: list[str]) -> str:
