@@ -19,6 +19,7 @@ from fedthe.study.paper_notes import (
     DIFFERENCES,
     FINDINGS,
     list_ablations,
+    list_older,
     say_tiny,
     write_inputs,
     write_notes,
@@ -38,6 +39,7 @@ MARKED = re.compile(r"<!-- (\w+)(?:: (\S+))? -->\n.*?<!-- end -->", re.DOTALL)
 WRITTEN: dict[str, Callable[[Book], str]] = {
     "verdict": write_verdict,
     "ablations": list_ablations,
+    "older": list_older,
     "claims": lambda book: write_claims(CLAIMS, book),
     "findings": lambda book: write_notes(FINDINGS, book),
     "differences": lambda book: write_notes(DIFFERENCES, book),

@@ -39,7 +39,7 @@ GLOBAL = ("fedavg", "gma", "memo_g")
 # of the paper's tables, and TTT with a shared head, which our first records have in place of the paper's
 OTHERS = (*(method for method in PAPERS_MAIN if not method.startswith("fedthe")), "ttt")
 PERSONAL = tuple(method for method in OTHERS if method not in GLOBAL)
-ROWS = [f"ablation_{n}" for n in range(1, 15)]  # (15) and (16) are judged by themselves
+ROWS = [f"ablation_{n}" for n in range(1, 17)]
 SMALL = 0.1  # alpha and beta as the paper chose them, or smaller
 
 # remarks on words that the paper gives no number for
@@ -171,7 +171,12 @@ def judge_probing(book: Book) -> Parts:
     for test in ("original", "ooc"):
         lpft, ft, lp = (accuracy[way][test]["mean"] for way in ("lpft", "ft", "lp"))
         found.append(
-            Part(test, f"LP-FT {say_points(lpft)}", lpft > max(ft, lp), f"FT {say_points(ft)}, LP {say_points(lp)}")
+            Part(
+                test,
+                f"LP-FT {say_points(lpft)}",
+                None if lpft > max(ft, lp) else False,  # it trains for twice as long
+                f"FT {say_points(ft)}, LP {say_points(lp)}",
+            )
         )
     return found
 
@@ -182,7 +187,7 @@ def judge_speed(book: Book) -> Parts:
         Part(
             "mixture",
             f"{each['rounds']:.0f} rounds",
-            each["ratio"] >= 1.5,
+            True if each["ratio"] >= 1.5 else None,  # 100 rounds, a point every ten, no interval: it refutes nothing
             f"{name_row(other)} {each['baseline_rounds']:.0f}",
             f"{each['ratio']:.2f} times",
         )
@@ -218,7 +223,7 @@ CLAIMS = (
         "Holds if it is less than a point behind",
     ),
     Claim("Out of client it is far ahead of fine-tuning", in_settings("fedthe", "fedavg_ft", "ooc"), ANY_LEAD),
-    Claim("and of every other personalized method", in_settings("fedthe", PERSONAL, "ooc")),
+    Claim("and of every other personalized method (of the paper)", in_settings("fedthe", PERSONAL, "ooc")),
     Claim(
         "A global model is better out of client, but far worse in distribution",
         lambda book: [
@@ -255,7 +260,8 @@ CLAIMS = (
     Claim(
         "With ResNet20-GN and CCT4 the gain is larger, at least ten points on most tests (FedTHE+)",
         judge_ten_points,
-        "Each test is a part, and holds if the interval is above ten points",
+        "Each test is a part, and holds if the interval is above ten points over the best other method; the paper's "
+        "own numbers do so on 2 of 10. It may mean the gain over the CNN's numbers",
     ),
     Claim(
         "Feature alignment (FA) alone is the best out of client",
@@ -312,10 +318,15 @@ CLAIMS = (
     Claim("With less training data, FedTHE is ahead of MEMO (P) on all tests", judge_few_rows),
     Claim("With more personal epochs, FedTHE is ahead of MEMO (P) on average", judge_personal_epochs),
     Claim("Half of a test stream is enough", judge_stream_length, "Holds if the means are within a point"),
-    Claim("LP-FT is the best way to personalize features", judge_probing, "With twice the epochs"),
+    Claim(
+        "LP-FT is the best way to personalize features",
+        judge_probing,
+        "LP-FT has the highest means, but twice the epochs",
+    ),
     Claim(
         "FedTHE needs 1.5 to 2.5 times fewer rounds",
         judge_speed,
-        "Holds from 1.5 times; a smaller saving counts against it",
+        "Holds from 1.5 times. The paper's curves have 500 and 1,000 rounds, ours 100 with a point every ten, so a "
+        "smaller saving leaves it open",
     ),
 )
