@@ -4,10 +4,13 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
 import zipfile
 
 import pytest
+
+from helpers import ROOT
 
 SMALL = (
     'dataset = "glyphs"\nsize = 24\nmethods = ["fedavg", "fedthe"]\nclients = 3\nrounds = 2\ncurve = [1]\n'
@@ -188,3 +191,60 @@ def test_something_else_than_a_run_is_named_for_what_it_is(fedthe, ran, tmp_path
             assert "delete" not in said
             assert said.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_page_never_replaces_data(fedthe, ran, tmp_path):
+    record = tmp_path / "main-dir0.1.json"
+    shutil.copy(ROOT / "results" / "main-dir0.1.json", record)
+    before = record.read_bytes()
+    config = ran / "a" / "config.json"
+    told = config.read_bytes()
+    for words in (
+        ("leaderboard", tmp_path, "--out", record),
+        ("report", record, "--out", record),
+        ("report", ran / "a", "--out", config),
+        ("report", ran / "a", "--format", "csv", "--out", config),
+        ("compare", ran / "a", ran / "b", "--out", config),
+    ):
+        assert "is no page; name another file" in fedthe(*words, exits=2).err
+    assert (record.read_bytes(), config.read_bytes()) == (before, told)
+    fedthe("leaderboard", tmp_path, "--out", tmp_path / "board.md")
+    fedthe("leaderboard", tmp_path, "--out", tmp_path / "board.md")  # a page is replaced
+
+
+def test_a_record_is_not_replaced_by_one_that_holds_less(fedthe, tmp_path):
+    place = tmp_path / "saved"
+    place.mkdir()
+    shutil.copy(ROOT / "results" / "streams.json", place)
+    before = (place / "streams.json").read_bytes()
+    small = (
+        "dataset=glyphs",
+        "clients=2",
+        "samples=3",
+        "rounds=1",
+        "--yes",
+        "--out",
+        tmp_path / "runs",
+        "--save",
+        place,
+    )
+    said = fedthe("table", "streams", "--methods", "fedavg,em", *small, exits=2).err
+    assert "holds fedavg_ft, fedrod, t3a and 8 more, which this run does not measure" in " ".join(said.split())
+    said = fedthe("figure", "streams", *small, exits=2).err
+    assert "holds the table of that name" in " ".join(said.split())
+    assert (place / "streams.json").read_bytes() == before
+    (place / "streams.json").unlink()
+    shutil.copy(ROOT / "results" / "figures" / "weights.json", place / "streams.json")
+    said = fedthe("table", "streams", *small, exits=2).err
+    assert "holds the figure of that name" in " ".join(said.split())
+    assert not (tmp_path / "runs").exists()  # refused before any work
+
+
+def test_tests_that_a_table_does_not_have(fedthe, tmp_path):
+    small = ("dataset=glyphs", "clients=2", "samples=60", "rounds=1", "local_epochs=1", "--seeds", "0", "--yes")
+    small = (*small, "--out", tmp_path / "runs", "--methods", "fedavg")
+    said = fedthe("table", "streams", "tests=original", *small, exits=2).err
+    assert "streams has the tests correlated, ooc_correlated" in " ".join(said.split())
+    assert not (tmp_path / "runs").exists()
+    said = fedthe("table", "streams", "tests=switch10,original", *small).out
+    assert "Measured, but no column of this table: original." in " ".join(said.split())

@@ -271,7 +271,13 @@ def test_gradients_are_those_of_the_formula():
 def test_arrays_and_whole_counts_give_what_tensors_give():
     stream, counts = make_stream(30, dtype=torch.float32), torch.tensor(COUNTS)
     wanted = regime_ensemble(*stream, counts).probabilities
-    for given_ in (counts.numpy(), counts.numpy().astype(np.int64), counts.to(torch.int32), counts.double()):
+    for given_ in (
+        counts.numpy(),
+        counts.numpy().astype(np.int64),
+        counts.to(torch.int8),
+        counts.to(torch.int32),
+        counts.double(),
+    ):
         found = regime_ensemble(*(each.numpy() for each in stream), given_).probabilities
         assert torch.equal(found, wanted)
 

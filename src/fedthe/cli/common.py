@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import InputError
 from ..terminal import say
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 Trainings = Annotated[
     Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
 ]
+DATA = (".json", ".jsonl", ".npz", ".safetensors", ".toml", ".py")  # what records and runs consist of
 GAP = 2  # spaces per column of a table, and those at its sides
 Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
 
@@ -162,3 +164,11 @@ class Loggers:
 def print_report(path: Path | None) -> None:
     if path:
         print(f"The report is {path}: open it in a browser.\n")
+
+
+def check_page(out: Path | None) -> None:
+    """Refuse, before any work, to write a page to a folder, or in place of a file that holds data."""
+    if out and out.is_dir():
+        raise InputError(f"{out} is a folder; name a file.")
+    if out and out.exists() and out.suffix in DATA:
+        raise InputError(f"{out} exists and is no page; name another file.")

@@ -108,11 +108,14 @@ def _run_tables(
 ) -> dict[str, Any]:
     """The records by table. `skip`: leave out tables without data; `quiet`: print none of them."""
     from ..data import find
+    from ..study.reproduce import check_place
+    from ..study.tables import pick_rows
 
+    for table, rows in tables:
+        if save:
+            check_place(save / f"{table.id}.json", pick_rows(table, rows))
     done: dict[str, Any] = {}
     for table, rows in tables:
-        if save and (save / f"{table.id}.json").is_dir():
-            raise InputError(f"{save / f'{table.id}.json'} is a folder; name another place to save in.")
         dataset = table.setting["dataset"]
         if skip and "dataset" not in settings and find(dataset) is None:
             say(f"skipping {table.id}: {dataset} is not available.")
@@ -192,6 +195,7 @@ def figure(
     from ..store import check_folder, read_sealed, write_sealed
     from ..study.ask import ask_for_figure
     from ..study.figures import FIGURES, draw_figure, find_figure, measure_figure
+    from ..study.reproduce import check_place
 
     if id is None and not redraw:
         return print_grid(["figure", "what it shows"], [[name, each.title] for name, each in FIGURES.items()], names=2)
@@ -211,6 +215,7 @@ def figure(
         if not yes:
             ask_for_figure(id, **settings)
         check_folder(save)  # fail now, not after the long part
+        check_place(path, None)
         with resumable(), bars():
             measured = measure_figure(id, **settings)
         write_sealed(path, measured, indent=None)  # thousands of numbers, so not one per line

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import InputError
-from .common import Json, Loggers, Mlflow, Tensorboard, print_grid
+from .common import Json, Loggers, Mlflow, Tensorboard, check_page, print_grid
 
 
 def report(
@@ -39,8 +39,7 @@ def report(
 
     if format not in {"html", *FORMATS}:
         raise InputError(f"there is no format {format!r}; {find_nearest(format, ['html', *FORMATS])}")
-    if out and out.is_dir():
-        raise InputError(f"{out} is a folder; name a file.")
+    check_page(out)
     loggers = Loggers(tensorboard, mlflow)
     page = gather(runs)
     if format != "html" and not page.shown:
@@ -81,6 +80,7 @@ def compare(
 
     if (b is None) == (methods is None):
         raise InputError("name two runs, or one run and --methods A,B.")
+    check_page(out)
     page = gather([a] if b is None else [a, b])
     if methods is not None:
         pair = split_list(methods)
@@ -122,8 +122,7 @@ def leaderboard(
     from ..report.leaderboard import read_boards, write_leaderboard
     from ..store import whole_file
 
-    if out and out.is_dir():
-        raise InputError(f"{out} is a folder; name a file.")
+    check_page(out)
     if out and not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a folder; make it first, or name a file elsewhere.")
     boards, lost = read_boards(folders)

@@ -224,6 +224,8 @@ def _count(counts: object, like: Tensor) -> object:
     """Whole numbers as float64, on the device of the logits if they were an array."""
     if isinstance(counts, np.ndarray) and counts.dtype.kind in "iu":
         return torch.from_numpy(counts.astype(np.float64)).to(like.device)
-    if isinstance(counts, Tensor) and counts.dtype in (torch.int16, torch.int32, torch.int64, torch.uint8):
+    if isinstance(counts, Tensor) and not (
+        counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool
+    ):
         return counts.double()
     return counts

@@ -63,6 +63,21 @@ def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict
     }
 
 
+def check_place(path: Path, rows: Sequence[str] | None) -> None:
+    """Refuse, before any work, to replace a record of another kind, or with other rows. rows: None for a figure."""
+    held = store.read_sealed(path) if path.is_file() else None
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name another place to save in.")
+    if held is None:
+        return
+    if ("rows" in held) != (rows is not None):
+        raise InputError(f"{path} holds the {'table' if 'rows' in held else 'figure'} of that name; save elsewhere.")
+    lost = [row for row in held.get("rows", ()) if row not in (rows or ())]
+    if lost:
+        named = f"{', '.join(lost[:3])}{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}"
+        raise InputError(f"{path} holds {named}, which this run does not measure; save elsewhere, or delete it first.")
+
+
 def read_record(table: Table, folder: Path) -> dict[str, Any]:
     """What `make_record` gave, from its file."""
     path = folder / f"{table.id}.json"

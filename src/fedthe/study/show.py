@@ -83,6 +83,9 @@ def list_remarks(record: Mapping[str, Any]) -> list[str]:
         whose = "this table's" if record.get("id") in OWN_TABLES else "the paper's"
         remarks.append(f"Not {whose} settings: {listed}.")
     for case in record["cases"]:
+        asked = case["config"]["tests"] if "tests" in record["changed"] else ()
+        beside = [test for test in asked or () if test not in case["columns"].values()]
+        remarks += [f"Measured, but no column of this table: {', '.join(beside)}."] if beside else []
         remarks += [f"failed: {who}: {why}" for who, why in case["failures"].items()]
     return list(dict.fromkeys(remarks))
 

@@ -144,7 +144,10 @@ def plan_cases(table: Table, methods: Sequence[str] = (), **settings: Any) -> li
     if table.columns[0].startswith(SEVERITY) and {"severity", "tests"} & settings.keys():
         raise InputError(f"{table.id} is about severities 1 to 5 of one test; leave severity and tests out.")
     if not table.columns[0].startswith(SEVERITY):
-        return [TableCase(make_config(base), {test: test for test in table.tests})]
+        config = make_config(base)
+        if config.tests is not None and not set(config.tests) & set(table.tests):
+            raise InputError(f"{table.id} has the tests {', '.join(table.tests)}; `tests` names none of them.")
+        return [TableCase(config, {test: test for test in table.tests})]
     return [
         # both tests of the severity tables, so that these tables share answers
         TableCase(
