@@ -274,7 +274,7 @@ def test_arrays_and_whole_counts_give_what_tensors_give():
     for given_ in (
         counts.numpy(),
         counts.numpy().astype(np.int64),
-        counts.to(torch.int8),
+        counts.to(torch.uint16),
         counts.to(torch.int32),
         counts.double(),
     ):

@@ -65,9 +65,12 @@ def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict
 
 def check_place(path: Path, rows: Sequence[str] | None) -> None:
     """Refuse, before any work, to replace a record of another kind, or with other rows. rows: None for a figure."""
-    held = store.read_sealed(path) if path.is_file() else None
     if path.is_dir():
         raise InputError(f"{path} is a folder; name another place to save in.")
+    try:
+        held = store.read_sealed(path)
+    except InputError:  # damaged: to be measured again
+        held = None
     if held is None:
         return
     if ("rows" in held) != (rows is not None):
