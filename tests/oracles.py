@@ -319,6 +319,39 @@ def head_ensemble_stream(
     return torch.stack(answers), torch.stack(weights), history
 
 
+def head_ensemble_in_batches(
+    features, global_logits, local_logits, h_g, h_l, rows, stop=1e-5, alpha=0.1, beta=0.1, steps=20, lr=0.1
+):
+    """FedTHE as its authors' code runs it, in float64: the weights e [n], and how many steps each batch took."""
+    weights, taken, last = [], [], None
+    for first in range(0, len(features), rows):
+        h, y_g, y_l = (t[first : first + rows].double() for t in (features, global_logits, local_logits))
+        histories = [h[0] if last is None else last]  # of a later batch, without its first sample
+        for each in h[1:]:
+            histories.append(alpha * each + (1 - alpha) * histories[-1])
+        last = histories[-1]
+        scalars = torch.ones(len(h), 2, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.Adam([scalars], lr=lr)
+        for step in range(steps + 1):
+            losses = []
+            for i, history in enumerate(histories):
+                h_prime = beta * h[i] + (1 - beta) * history
+                e, rest = torch.softmax(scalars[i], 0)
+                p_g, p_l = torch.softmax(y_g[i], 0), torch.softmax(y_l[i], 0)
+                lam = torch.nn.functional.cosine_similarity(p_g, p_l, dim=0)
+                log_p = torch.log_softmax(e * y_g[i] + rest * y_l[i], 0)
+                alignment = e * (h_prime - h_g.double()).norm() + rest * (h_prime - h_l.double()).norm()
+                losses.append(-lam * (log_p.exp() * log_p).sum() + (1 - lam) * alignment)
+            optimizer.zero_grad()
+            torch.stack(losses).mean().backward()
+            if step == steps or scalars.grad.norm() < stop:
+                break
+            optimizer.step()
+        taken.append(step)
+        weights.extend(torch.softmax(scalars.detach(), 1)[:, 0])
+    return torch.stack(weights), taken
+
+
 # The same in 60 digits, number by number: at large scales float64 loses what decides between the heads
 
 

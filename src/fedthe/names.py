@@ -24,6 +24,7 @@ METHOD_NAMES = {
     "fedthe": "FedTHE",
     "fedthe_plus": "FedTHE+",
     "fedthe_regime": "FedTHE, regime filter",
+    "regime_memo": "FedTHE+, regime filter",
     "fedthe_regime_lda": "FedTHE, regime filter + LDA",
     "fedprox": "FedProx",
     "scaffold": "SCAFFOLD",
@@ -45,10 +46,9 @@ AS_CODED = ("fedthe", "memo_g", "memo_p", "fedrod", "fedrep", "apfl", "ditto", "
 STUDY_NAMES = {  # of methods that tables and figures compare with these
     "regime_mirror": "FedTHE, regime filter, 2 views",
     "regime_views": "FedTHE, regime filter, 10 views",
-    "regime_memo": "FedTHE+, regime filter",
     **{f"authors_{id}": f"{METHOD_NAMES[id]} (authors' code)" for id in AS_CODED},
 }
-OURS = ("fedthe", "fedthe_plus", "fedthe_regime", "fedthe_regime_lda")
+OURS = ("fedthe", "fedthe_plus", "regime_memo", "fedthe_regime", "fedthe_regime_lda")
 PROBE_NAMES = {"lp": "LP", "ft": "FT", "lpft": "LP-FT"}  # linear probing and fine-tuning of a pre-trained network
 TEST_NAMES = {
     "original": "original",

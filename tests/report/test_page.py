@@ -344,7 +344,7 @@ def test_a_finding_claims_no_more_than_the_seeds_bear_out():
 def test_a_finding_about_ours_names_the_best_of_the_others():
     said = say_finding(make_ranked({"fedthe_plus": 60.0, "fedavg": 30.0, "fedthe": 58.0, "ttt": 50.0}, spread=0.1))
     assert "the best other method, FedTHE (58.0 %)" in said
-    assert said.endswith("The best method apart from these two is TTT (50.0 %).")
+    assert said.endswith("The best method that is not a variant of FedTHE is TTT (50.0 %).")
 
 
 def test_a_finding_where_there_is_little_to_find():

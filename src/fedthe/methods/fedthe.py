@@ -47,7 +47,7 @@ class HeadEnsemble(Predictor):
             h, of_global, of_personal = heads(method.net, mine, samples.x)
             smoothed, after = self._smooth(h, state)
             gap = measure_gap(smoothed, mine["descriptor"], mine["own_descriptor"])
-            e = find_weight(of_global, of_personal, gap, self.search, self.weighting, together=self.batch > 1)
+            e = self._weigh(of_global, of_personal, gap)
             logits = mix(e, of_global, of_personal)
         if self.then is not None and self.then.steps:
             logits = samples.each(self.tuned, method, mine, samples.x, e)
@@ -62,6 +62,9 @@ class HeadEnsemble(Predictor):
         assert self.then is not None
         with torch.no_grad():
             return logits(self.then.tune(logits, mine, views), x)
+
+    def _weigh(self, of_global: Tensor, of_personal: Tensor, gap: Tensor) -> Tensor:
+        return find_weight(of_global, of_personal, gap, self.search, self.weighting, together=self.batch > 1)
 
     def _smooth(self, h: Tensor, state: Tree) -> tuple[Tensor, Tree]:
         if not self.history:

@@ -151,10 +151,12 @@ def find_weight(
     weighting: Weighting = "slw",
     *,
     together: bool = False,
+    stop: float = 0.0,
 ) -> Tensor:
     """e [n], minimising lam * entropy(e * global + (1 - e) * local) + (1 - lam) * e * gap by Adam.
 
-    `together` gives all samples one e, which minimises the mean.
+    `together` gives all samples one e, which minimises the mean. `stop` ends the search for all samples, once the
+    gradient of their mean loss by their scores is shorter than this.
     """
     gap, dtype = gap.double(), gap.dtype
     global_logits, local_logits = _centre(global_logits.double()), _centre(local_logits.double())
@@ -169,12 +171,13 @@ def find_weight(
         of_loss = lam * of_entropy + rest * gap
         return of_loss.mean().expand_as(of_loss) if together else of_loss
 
-    return descend(gradient, gap, search).to(dtype)
+    return descend(gradient, gap, search, stop).to(dtype)
 
 
-def descend(gradient: Callable[[Tensor], Tensor], like: Tensor, search: Search) -> Tensor:
+def descend(gradient: Callable[[Tensor], Tensor], like: Tensor, search: Search, stop: float = 0.0) -> Tensor:
     """Weights e, shaped and typed as `like`, that minimise a loss with this gradient: from 0.5, by Adam on a score."""
     score, m = torch.zeros_like(like), torch.zeros_like(like)
+    going = torch.ones((), dtype=torch.bool, device=like.device)
     v = torch.full_like(like, torch.finfo(like.dtype).tiny)  # nothing beside eps, but sqrt has no derivative at 0
     for t in range(1, search.steps + 1):
         e = torch.sigmoid(2 * score)  # the other score is -score, and softmax((s, -s))[0] = sigmoid(2 s)
@@ -182,7 +185,11 @@ def descend(gradient: Callable[[Tensor], Tensor], like: Tensor, search: Search) 
         m = search.beta1 * m + (1 - search.beta1) * of_score
         v = search.beta2 * v + (1 - search.beta2) * of_score**2
         rate = float(search.lr) / (1 - search.beta1**t)  # a float32 of NumPy would round the rest
-        score = score - rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
+        step = rate * m / ((v / (1 - search.beta2**t)).sqrt() + search.eps)
+        if stop:  # of a mean over the samples, by both scores of each
+            going = going & (2**0.5 * torch.linalg.vector_norm(of_score) / len(like) >= stop)
+            step = step * going
+        score = score - step
     return torch.sigmoid(2 * score)
 
 

@@ -22,7 +22,7 @@ def say_finding(shown: Shown) -> str:
     parts = [_say_lead(shown, averages, best, others[0], what)]
     next_best = next((method for method in others if method not in OURS), None)
     if best in OURS and others[0] in OURS and next_best is not None:  # variants of one method
-        parts.append(f"The best method apart from these two is {_name(shown, averages, next_best)}.")
+        parts.append(f"The best method that is not a variant of FedTHE is {_name(shown, averages, next_best)}.")
     if len(shown.seeds) == 1:
         parts.append("This is a single seed: another may rank the methods differently.")
     return " ".join(parts)
