@@ -13,7 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedthe.study.claims import Book, write_claims
-from fedthe.study.judgement import write_deviations, write_goals, write_judgement, write_recommendation, write_streams
+from fedthe.study.judgement import (
+    write_deviations,
+    write_goals,
+    write_judgement,
+    write_passes,
+    write_recommendation,
+    write_streams,
+)
 from fedthe.study.paper_claims import CLAIMS
 from fedthe.study.paper_notes import (
     DIFFERENCES,
@@ -48,6 +55,7 @@ WRITTEN: dict[str, Callable[[Book], str]] = {
     "tiny": say_tiny,
     "judged": write_judgement,
     "goals": write_goals,
+    "passes": write_passes,
     "recommended": write_recommendation,
     "streams": write_streams,
     "deviations": write_deviations,

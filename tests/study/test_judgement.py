@@ -8,7 +8,7 @@ import pytest
 
 from fedthe.study.claims import Book
 from fedthe.study.judged import METHODS, SEEDS, SETTINGS
-from fedthe.study.judgement import write_goals, write_judgement, write_recommendation, write_streams
+from fedthe.study.judgement import write_goals, write_judgement, write_passes, write_recommendation, write_streams
 from helpers import ROOT
 
 BOOK = Book(ROOT / "results")
@@ -55,6 +55,32 @@ def test_what_was_missed_is_named():
     assert len(re.findall(r"\[", goals[0])) == len(missed)
     tests = re.search(r"reached on (\d+) of (\d+) tests", goals[1])
     assert int(tests[2]) - int(tests[1]) == len(re.findall(r"\[", goals[1]))
+
+
+def test_what_more_passes_add():
+    *lines, _, said = write_passes(BOOK).splitlines()[2:]
+    assert len(lines) == len(SETTINGS)
+    for id, line in zip(SETTINGS, lines, strict=True):
+        _, *gains, per_pass, lead = line.strip("| ").split(" | ")
+        plain, mirror, memo, plus = (
+            average(id, m) for m in ("fedthe_regime", "regime_mirror", "regime_memo", "fedthe_plus")
+        )
+        means = [float(re.search(r"[+-][\d.]+", cell)[0]) for cell in (*gains, lead)]
+        assert means == pytest.approx([mirror - plain, memo - plain, mirror - plus], abs=0.2)
+        of_mirror, of_memo = map(float, per_pass.split(" / "))
+        assert (of_mirror, 97 * of_memo) == pytest.approx(means[:2], abs=0.1)
+        passes = json.loads((ROOT / "results" / f"{id}.json").read_text(encoding="utf-8"))["cases"][0]["passes"]
+        assert [sum(passes[m]) for m in ("fedthe_regime", "regime_mirror", "regime_memo")] == [1, 2, 98]
+    accuracy = json.loads((ROOT / "results" / "figures" / "regime.json").read_text(encoding="utf-8"))["data"][
+        "accuracy"
+    ]
+    plain, two, ten = (
+        fmean(accuracy[row][test]["mean"] for test in FIVE)
+        for row in ("the filter", "2 views: mirror image", "10 views: and shifts")
+    )
+    assert [float(each) for each in re.findall(r"\d+\.\d", said)[1:]] == pytest.approx(
+        [two - plain, plain, ten - plain], abs=0.06
+    )
 
 
 def test_the_recommendation_counts_settings():
