@@ -58,6 +58,17 @@ def test_main_tables_and_others_have_every_method_once_between_them():
     assert {"term", "per_fedavg", "tsa", "ttt"} <= OWN_TABLES["others-dir0.1"].rows.keys()
 
 
+def test_methods_that_adapt_norm_layers_are_measured_beside_resnet():
+    net, others = find_table("arch-resnet20gn"), find_table("others-resnet20gn")
+    assert {*NEED_NORMS} <= others.rows.keys()
+    assert not net.rows.keys() & others.rows.keys()
+    (one,), (other,) = plan_cases(net), plan_cases(others)
+    assert other.config == replace(one.config, methods=other.config.methods)  # so they make one leaderboard
+    made = make_methods(other.config, make_net(other.config, 10, (3, 32, 32)))
+    trained = make_methods(one.config, make_net(one.config, 10, (3, 32, 32)))
+    assert {method.training for method in made.values()} <= {method.training for method in trained.values()}
+
+
 def test_settings_of_the_paper_reach_the_config():
     (case,) = plan_cases(find_table("imagenet-dir1"))
     config = case.config

@@ -78,6 +78,14 @@ OWN_TABLES = {
         MAIN_TESTS,
         {method: {} for method in METHOD_NAMES if method not in (*PAPERS_MAIN, *NEED_NORMS)},
     ),
+    # with arch-resnet20gn, on the trainings of FedAvg and FedTHE alone
+    "others-resnet20gn": Table(
+        "others-resnet20gn",
+        f"Test-time adaptation that the paper's table lacks, {NET_NAMES['resnet20_gn']} on CIFAR10, Dir(1.0)",
+        judged.SETTINGS["regime-resnet20gn"],
+        MAIN_TESTS,
+        {method: {} for method in ("lame", *NEED_NORMS, "fedthe_regime", "regime_memo")},
+    ),
     "deviations": Table(
         "deviations", deviations.TITLE, deviations.SETTING, MAIN_TESTS, {method: {} for method in deviations.METHODS}
     ),
@@ -162,7 +170,7 @@ def pick_seeds(table: Table) -> list[int]:
     """The paper's three; eight where clients are drawn anew and most claims are judged; new ones for the filter."""
     if table.id in judged.SETTINGS:
         return list(judged.SEEDS)
-    many = table.id.startswith(("main-", "others-", "corrupted-ooc-cnn-"))
+    many = table.id.startswith(("main-", "others-dir", "corrupted-ooc-cnn-"))
     return list(MORE_SEEDS if many else SEEDS)
 
 
