@@ -25,15 +25,19 @@ def regime_stream(
     regress=0.05,
     penalty=0.95,
     state=None,
+    federation=None,
 ):
     """Lists of logits in; (probabilities, own) for each sample, and the state after the last."""
     classes = range(len(counts))
     rows = sum(counts)
+    everybody = [1 / len(counts)] * len(counts)
+    if federation is not None and sum(federation):
+        everybody = [(1 - smooth) * n / sum(federation) + smooth / len(counts) for n in federation]
     share = smooth if rows else 1
-    mix = [(1 - share) * count / (rows or 1) + share / len(counts) for count in counts]
+    mix = [(1 - share) * counts[y] / (rows or 1) + share * everybody[y] for y in classes]
     if state is None:
         share = sum(w * s for w, s in zip(start, own, strict=True))
-        expected = [share * mix[y] + (1 - share) / len(counts) for y in classes]
+        expected = [share * mix[y] + (1 - share) * everybody[y] for y in classes]
         state = (list(start), [1 - recent, recent], expected)
     regimes, follows, seen = state
     answers = []
@@ -45,14 +49,16 @@ def regime_stream(
         p_own = [p_l[y] ** personal * adjusted[y] ** (1 - personal) for y in classes]
         p_own = [p / sum(p_own) for p in p_own]
 
-        evidence = (len(counts) * sum(mix[y] * p_g[y] for y in classes)) ** trust
+        p_any = [p_g[y] * everybody[y] for y in classes]
+        evidence = (sum(mix[y] * p_g[y] for y in classes) / sum(p_any)) ** trust
+        p_any = [p / sum(p_any) for p in p_any]
         likely = [s * evidence + 1 - s for s in own]
         total = sum(w * f for w, f in zip(regimes, likely, strict=True))
         share = sum(w * s for w, s in zip(regimes, own, strict=True))
         q = share * evidence / total
-        answer = [q * p_own[y] + (1 - q) * p_g[y] for y in classes]
+        answer = [q * p_own[y] + (1 - q) * p_any[y] for y in classes]
 
-        expected = [share * mix[y] + (1 - share) / len(counts) for y in classes]
+        expected = [share * mix[y] + (1 - share) * everybody[y] for y in classes]
         near = [(1 - regress) * seen[y] + regress * expected[y] for y in classes]
         fit = sum(p_g[y] * near[y] for y in classes) / sum(p_g[y] * expected[y] for y in classes)
         gain = penalty * fit**trust

@@ -163,6 +163,25 @@ def test_views_and_memo_work_on_it():
     assert not torch.allclose(plain, tuned)
 
 
+@pytest.mark.parametrize("then", [None, Memo(views=2, steps=1, lr=0.0)], ids=["", "memo"])
+def test_everybodys_mix_may_be_that_of_all_clients_that_trained(then):
+    found, mine, x = answer(RegimeFilter(federation=True, calibrate=False, then=then))
+    _, run, reached, _ = trained()
+    rows = np.bincount(pool_rows()[1], minlength=10)
+    assert len({*rows.tolist()}) > 3
+    np.testing.assert_allclose(mine["everybody"], 15 / 16 * rows / rows.sum() + 1 / 160, rtol=1e-6)
+    with torch.no_grad():
+        _, of_global, of_personal = heads(NET, mine, scale(x))
+    counts = run.shards[0].counts.tolist()
+    answers, _ = regime_stream(of_global.tolist(), of_personal.tolist(), counts, federation=rows.tolist())
+    np.testing.assert_allclose(found.logits.exp(), [p for p, _ in answers], atol=1e-5)
+    equal, _ = regime_stream(of_global.tolist(), of_personal.tolist(), counts)
+    assert np.abs(np.array([p for p, _ in answers]) - np.array([p for p, _ in equal])).max() > 0.01
+    both = conclude(replace(trained()[0], predictor=RegimeFilter(federation=True, discriminant=0.5)), run, reached)
+    assert both.keys() == {"everybody", "discriminant"}
+    assert torch.allclose(both["everybody"], mine["everybody"], rtol=1e-6)
+
+
 def test_weights_out_of_range_are_refused():
     for weight in (-0.1, 1.1, float("nan"), None):
         with pytest.raises(InputError, match=r"discriminant must be from 0 to 1"):

@@ -25,9 +25,8 @@ from fedthe.engine.train import deploy_some, train
 from fedthe.engine.visit import Run, Training
 from fedthe.errors import InputError
 from fedthe.methods import METHODS, compose, regime
-from fedthe.methods.label_shift import smooth_prior
 from fedthe.methods.memo import Memo
-from fedthe.methods.regime import Regimes, regime_ensemble
+from fedthe.methods.regime import Mixes, Regimes, regime_ensemble
 from fedthe.methods.regime_filter import RegimeFilter
 from fedthe.methods.scans import filter_forward
 from fedthe.methods.two_heads import heads
@@ -79,6 +78,27 @@ def test_it_equals_the_literal_filter(n, settings):
         for name, value in zip(regime.STATE, state, strict=True):
             assert (fast.state[name] - torch.tensor(value, dtype=torch.float64)).abs().max() < 1e-12
         assert (fast.probabilities.sum(-1) - 1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("federation", [[500.0, 20.0, 90.0, 300.0, 0.0], [0.0] * 5])
+@pytest.mark.parametrize("counts", [COUNTS, [0.0] * 5])
+def test_it_equals_the_literal_filter_of_a_federation_with_unequal_classes(counts, federation):
+    stream, equal = make_stream(80), sum(federation) == 0
+    given = torch.tensor(federation)
+    fast = regime_ensemble(*stream, torch.tensor(counts), federation_counts=given, settings=Regimes(**OTHERS))
+    probabilities, own, state = ask_literally(*stream, counts, federation=federation, **OTHERS)
+    assert (fast.probabilities - probabilities).abs().max() < 1e-12
+    assert (fast.own - own).abs().max() < 1e-12
+    for name, value in zip(regime.STATE, state, strict=True):
+        assert (fast.state[name] - torch.tensor(value, dtype=torch.float64)).abs().max() < 1e-12
+    plain = regime_ensemble(*stream, torch.tensor(counts), settings=Regimes(**OTHERS))
+    assert torch.allclose(fast.probabilities, plain.probabilities, rtol=1e-9, atol=1e-12) == equal
+    whole = regime_ensemble(*stream, np.array(counts), federation_counts=np.array(federation, dtype=np.int32))
+    parts = [regime_ensemble(*(z[:30] for z in stream), np.array(counts), federation_counts=given)]
+    parts += [
+        regime_ensemble(*(z[30:] for z in stream), np.array(counts), federation_counts=given, state=parts[0].state)
+    ]
+    assert (torch.cat([part.probabilities for part in parts]) - whole.probabilities).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -237,12 +257,12 @@ def test_it_leaves_the_clients_own_mix_with_any_number_of_classes(classes):
 @pytest.mark.parametrize("row", [0, 7, 19])
 def test_a_bad_row_does_not_reach_the_rows_before_it(row):
     of_global, of_local = make_stream(20)
-    mix = smooth_prior(torch.tensor(COUNTS), 0.01)
     settings = Regimes()
+    mixes = Mixes.of(torch.tensor(COUNTS), torch.full((5,), 0.2), settings)
 
     def answer(z):
-        alone = regime.answer_alone(z, of_local, mix, settings)
-        return regime.combine(alone, regime.follow(alone, mix, regime.begin(mix, settings), settings)[0])
+        alone = regime.answer_alone(z, of_local, mixes, settings)
+        return regime.combine(alone, regime.follow(alone, mixes, regime.begin(mixes, settings), settings)[0])
 
     good, bad = answer(of_global), of_global.clone()
     bad[row] = float("nan")
@@ -297,6 +317,8 @@ def test_what_cannot_be_filtered_is_refused_in_a_sentence():
         ("the same throughout", (g.half(), own.half(), counts), {}),
         ("convert it", (g.tolist(), own, counts), {}),
         ("not negative", (g, own, -counts), {}),
+        ("federation_counts that are not negative", (g, own, counts), {"federation_counts": -counts}),
+        ("federation_counts \\[4\\]", (g, own, counts), {"federation_counts": counts[:4]}),
         ("at most", (g, own, counts.double() * 1e105), {}),
         ("call before", (g, own, counts), {"state": {"mix": counts}}),
         ("call before", (g, own, counts), {"state": counts}),
@@ -446,24 +468,29 @@ def test_views_average_the_heads_before_the_filter():
     assert RegimeFilter(then=Views(shift=2)).passes == (10, 0)
 
 
-def test_memo_tunes_for_the_fixed_weights_of_the_filter():
+@pytest.mark.parametrize("federation", [False, True])
+def test_memo_tunes_for_the_fixed_weights_of_the_filter(federation):
     """A literal version: plain SGD on the marginal entropy of a sample's views, with own, recent and ratio fixed."""
     method, mine, shard, x = deploy()
-    predictor = RegimeFilter(calibrate=False, then=Memo(views=3, steps=2, lr=0.05))
+    everybody = (torch.arange(10.0) + 1).double() / 55 if federation else torch.full((10,), 0.1).double()
+    mine = mine | ({"everybody": everybody} if federation else {})
+    predictor = RegimeFilter(calibrate=False, then=Memo(views=3, steps=2, lr=0.05), federation=federation)
     tuned = replace(method, predictor=predictor)
     state = predictor.start(tuned, mine, shard)
     samples = make_samples(tuned, torch.from_numpy(x[:3]), (0, "memo"))
     said, _ = tuned.answer(mine, state, samples)
-    mix = smooth_prior(shard.counts, 1 / 16)
-    alone = regime.answer_alone(*look(mine, scale(torch.from_numpy(x[:3]))), mix, Regimes())
-    weights, _ = regime.follow(alone, mix, regime.begin(mix, Regimes()), Regimes())
+    mixes = Mixes.of(shard.counts, everybody, Regimes())
+    alone = regime.answer_alone(*look(mine, scale(torch.from_numpy(x[:3]))), mixes, Regimes())
+    weights, _ = regime.follow(alone, mixes, regime.begin(mixes, Regimes()), Regimes())
     for i in range(3):
         of_sample = regime.Weights(*(each[i : i + 1] for each in weights))
         params = tree.map_leaves(lambda leaf: leaf.clone().requires_grad_(), mine)
-        leaves = [leaf for name, leaf in tree.flatten(params).items() if "descriptor" not in name]
+        leaves = [
+            leaf for name, leaf in tree.flatten(params).items() if "descriptor" not in name and name != "everybody"
+        ]
 
         def ask(x, params=params, of_sample=of_sample):
-            return regime.combine(regime.answer_alone(*look(params, x), mix, Regimes()), of_sample)
+            return regime.combine(regime.answer_alone(*look(params, x), mixes, Regimes()), of_sample)
 
         for seen in samples.views(torch.tensor([i]))[0]:
             mean = ask(seen).mean(0)

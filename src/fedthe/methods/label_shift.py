@@ -20,14 +20,15 @@ def global_logits(method: Method, mine: Tree, x: Tensor) -> Tensor:
     return method.net.logits(mine, x)
 
 
-def smooth_prior(counts: Tensor, smoothing: float) -> Tensor:
-    """The class prior [classes] of these counts of rows, in float64, with this share of equal priors in it.
+def smooth_prior(counts: Tensor, smoothing: float, other: Tensor | None = None) -> Tensor:
+    """The class prior [classes] of these counts of rows, in float64, with this share of another one in it.
 
-    Without any rows, all of it are equal priors.
+    The other one is that of equal classes, if it is not given. Without any rows, it is all of it.
     """
     counts = counts.double()
     total = counts.sum()
-    prior = (1 - smoothing) * counts / torch.where(total > 0, total, 1) + smoothing / len(counts)
+    own = (1 - smoothing) * counts / torch.where(total > 0, total, 1)
+    prior = own + smoothing * (1 / len(counts) if other is None else other)
     return prior / prior.sum()
 
 

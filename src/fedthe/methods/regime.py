@@ -2,7 +2,8 @@
 
 FedTHE searches the weight of its two heads. Here the weight follows from Bayes' rule. The global head is trained with
 balanced softmax, so its probabilities p(y|x) belong to equally frequent classes and are, up to a constant, the
-likelihoods p(x|y). So C * sum_y mix(y) p(y|x) says how much better a class mix explains a sample than equal classes do.
+likelihoods p(x|y). So sum_y own(y) p(y|x) / sum_y everybody(y) p(y|x) says how much better the client's own class mix
+explains a sample than everybody's.
 
 Two hypotheses are followed along the stream. The first is the regime: hardly any, most or nearly all samples are the
 client's own. The second is whether recent answers predict the classes better than the regime does, as in a stream that
@@ -26,6 +27,7 @@ from .label_shift import smooth_prior
 from .scans import filter_forward, remember
 
 STATE = ("regimes", "recent", "mix")
+COUNTS = ("class_counts", "federation_counts")
 LEAST = 1e-6  # of what must not be 0: with it, no product of any number of samples' matrices underflows
 
 
@@ -79,6 +81,7 @@ def regime_ensemble(
     local_logits: Tensor | np.ndarray,
     class_counts: Tensor | np.ndarray,
     *,
+    federation_counts: Tensor | np.ndarray | None = None,
     state: dict[str, Tensor] | None = None,
     temperatures: tuple[float, float] = (1.0, 1.0),
     settings: Regimes | None = None,
@@ -89,6 +92,9 @@ def regime_ensemble(
     of the client's training rows of each class [classes]: torch tensors or NumPy arrays, float32 or float64. Counts may
     be whole numbers; if all are 0, the client's mix is unknown. The answer is torch tensors: probabilities and own of
     the type given, on the same device, and the state in float64.
+
+    `federation_counts` [classes] are the rows of each class that all clients have together. Without them, a sample that
+    is not the client's own is taken to be of any class with the same probability.
 
     `state` is None for the first sample of a stream and afterwards the `.state` of the call before: one call over n
     samples, n calls over one, and chunks give the same. `temperatures` divide the logits of the two heads; fit them on
@@ -102,33 +108,49 @@ def regime_ensemble(
     pair = temperatures if isinstance(temperatures, Sequence) and len(temperatures) == 2 else (None,)
     if not all(is_within(each, 1e-6, 1e6) for each in pair):
         raise InputError(f"temperatures must be two numbers from 1e-6 to 1e6, but they are {temperatures!r}.")
-    tensors = _take_all(global_logits, local_logits, class_counts, state, len(settings.own))
-    of_global, of_local, counts = (widen(each) for each in list(tensors.values())[:3])
-    mix = smooth_prior(counts, settings.smooth)
-    before = begin(mix, settings) if state is None else {name: tensors[name].double() for name in STATE}
-    alone = answer_alone(of_global / temperatures[0], of_local / temperatures[1], mix, settings)
-    weights, after = follow(alone, mix, before, settings)
+    tensors = _take_all(global_logits, local_logits, class_counts, federation_counts, state, len(settings.own))
+    of_global, of_local, counts, federation = (widen(each) for each in list(tensors.values())[:4])
+    mixes = Mixes.of(counts, smooth_prior(federation, settings.smooth), settings)
+    before = begin(mixes, settings) if state is None else {name: tensors[name].double() for name in STATE}
+    alone = answer_alone(of_global / temperatures[0], of_local / temperatures[1], mixes, settings)
+    weights, after = follow(alone, mixes, before, settings)
     dtype, after = tensors["global_logits"].dtype, {name: value.detach() for name, value in after.items()}
     return RegimeEnsemble(combine(alone, weights).to(dtype), weights.own.to(dtype), after)
 
 
-def begin(mix: Tensor, settings: Regimes) -> dict[str, Tensor]:
+class Mixes(NamedTuple):
+    """Class mixes [classes]: what a sample is drawn from."""
+
+    own: Tensor  # the client's
+    everybody: Tensor  # equal classes, or those of the federation
+
+    @classmethod
+    def of(cls, counts: Tensor, everybody: Tensor, settings: Regimes) -> Mixes:
+        """Of a client with this number of rows of each class."""
+        return cls(smooth_prior(counts, settings.smooth, everybody), everybody)
+
+    def expect(self, share: Tensor) -> Tensor:
+        """The mix of samples of which these shares [...] are the client's own [..., classes]."""
+        return share[..., None] * self.own + (1 - share[..., None]) * self.everybody
+
+
+def begin(mixes: Mixes, settings: Regimes) -> dict[str, Tensor]:
     """The state before the first sample of a stream."""
-    start, own = mix.new_tensor(settings.start), mix.new_tensor(settings.own)
-    share = (start * own).sum()
+    start, own = mixes.own.new_tensor(settings.start), mixes.own.new_tensor(settings.own)
     return {
         "regimes": start,
-        "recent": mix.new_tensor([1 - settings.recent, settings.recent]),
-        "mix": share * mix + (1 - share) / len(mix),  # of recent answers: at first, what the regimes expect
+        "recent": start.new_tensor([1 - settings.recent, settings.recent]),
+        "mix": mixes.expect((start * own).sum()),  # of recent answers: at first, what the regimes expect
     }
 
 
 class Alone(NamedTuple):
     """What is known of each sample by itself; probabilities [n, classes]."""
 
-    of_global: Tensor  # if it is from everybody's mix
+    likelihood: Tensor  # of the sample under each class, up to a constant
+    of_everybody: Tensor  # the answer if it is from everybody's mix
     of_own: Tensor  # if it is the client's own
-    evidence: Tensor  # [n]: how much better the client's own mix explains it than equal classes
+    evidence: Tensor  # [n]: how much better the client's own mix explains it than everybody's
 
 
 class Weights(NamedTuple):
@@ -137,29 +159,32 @@ class Weights(NamedTuple):
     ratio: Tensor  # [n, classes]: of the mix of recent answers to the one that the regimes expect
 
 
-def answer_alone(of_global: Tensor, of_local: Tensor, mix: Tensor, settings: Regimes) -> Alone:
+def answer_alone(of_global: Tensor, of_local: Tensor, mixes: Mixes, settings: Regimes) -> Alone:
     log_global = of_global.log_softmax(-1)
-    adjusted = (log_global + mix.log()).log_softmax(-1)
+    adjusted = (log_global + mixes.own.log()).log_softmax(-1)
     of_own = (settings.personal * of_local.log_softmax(-1) + (1 - settings.personal) * adjusted).softmax(-1)
     p = log_global.exp()
-    return Alone(p, of_own, (len(mix) * (p * mix).sum(-1)) ** settings.trust)
+    of_everybody = p * mixes.everybody
+    by_everybody = of_everybody.sum(-1)
+    evidence = ((p * mixes.own).sum(-1) / by_everybody) ** settings.trust
+    return Alone(p, of_everybody / by_everybody[..., None], of_own, evidence)
 
 
-def follow(alone: Alone, mix: Tensor, state: Tree, settings: Regimes) -> tuple[Weights, dict[str, Tensor]]:
+def follow(alone: Alone, mixes: Mixes, state: Tree, settings: Regimes) -> tuple[Weights, dict[str, Tensor]]:
     """The weights for each sample, and the state after the last."""
-    p, of_own, evidence = alone
-    shares = mix.new_tensor(settings.own)
+    p, of_everybody, of_own, evidence = alone
+    shares = p.new_tensor(settings.own)
     likely = shares * evidence[:, None] + 1 - shares  # [n, regimes]
-    regimes, regimes_after = filter_forward(likely, state["regimes"], mix.new_tensor(settings.start), settings.leave)
+    regimes, regimes_after = filter_forward(likely, state["regimes"], p.new_tensor(settings.start), settings.leave)
     share = (regimes * shares).sum(-1)  # of the client's own samples, before this one was seen
     own = (share * evidence / (regimes * likely).sum(-1)).clamp(max=1)  # rounding may go beyond
 
-    answers = own[:, None] * of_own + (1 - own[:, None]) * p
-    expected = share[:, None] * mix + (1 - share[:, None]) / len(mix)
+    answers = own[:, None] * of_own + (1 - own[:, None]) * of_everybody
+    expected = mixes.expect(share)
     seen, seen_after = remember(answers, state["mix"], settings.forget)
     seen = (1 - settings.regress) * seen + settings.regress * expected
     gain = settings.penalty * ((p * seen).sum(-1) / (p * expected).sum(-1)) ** settings.trust
-    start = mix.new_tensor([1 - settings.recent, settings.recent])
+    start = p.new_tensor([1 - settings.recent, settings.recent])
     likely = torch.stack([torch.ones_like(gain), gain if settings.recent else torch.zeros_like(gain)], -1)
     recent, recent_after = filter_forward(likely, state["recent"], start, settings.leave)
     posterior = recent[:, 1] * likely[:, 1] / (recent * likely).sum(-1)
@@ -173,7 +198,7 @@ def follow(alone: Alone, mix: Tensor, state: Tree, settings: Regimes) -> tuple[W
 def combine(alone: Alone, weights: Weights) -> Tensor:
     """The answer [n, classes]: probabilities."""
     own, recent = weights.own[:, None], weights.recent[:, None]
-    answer = own * alone.of_own + (1 - own) * alone.of_global
+    answer = own * alone.of_own + (1 - own) * alone.of_everybody
     shifted = answer * weights.ratio
     return (1 - recent) * answer + recent * shifted / shifted.sum(-1, keepdim=True)
 
@@ -191,7 +216,12 @@ def fit_temperature(logits: Tensor, labels: Tensor, real: Tensor) -> Tensor:
 
 
 def _take_all(
-    global_logits: object, local_logits: object, class_counts: object, state: object, regimes: int
+    global_logits: object,
+    local_logits: object,
+    class_counts: object,
+    federation_counts: object,
+    state: object,
+    regimes: int,
 ) -> dict[str, Tensor]:
     who = "regime_ensemble"
     given = {
@@ -199,6 +229,9 @@ def _take_all(
         for name, value in (("global_logits", global_logits), ("local_logits", local_logits))
     }
     given["class_counts"] = take(who, "class_counts", _count(class_counts, given["global_logits"]))
+    if federation_counts is None:  # equal classes
+        federation_counts = torch.ones_like(given["class_counts"])
+    given["federation_counts"] = take(who, "federation_counts", _count(federation_counts, given["global_logits"]))
     if state is not None:
         if not isinstance(state, dict) or state.keys() != set(STATE):
             raise InputError(
@@ -209,12 +242,13 @@ def _take_all(
     wanted = {"global_logits": (n, classes), "local_logits": (n, classes), "regimes": (regimes,), "recent": (2,)}
     if not (n and classes and all(value.shape == wanted.get(name, (classes,)) for name, value in given.items())):
         raise InputError(
-            "regime_ensemble needs two logits [n, classes], class counts [classes] and a state of None or of a call "
+            "regime_ensemble needs two logits [n, classes], counts [classes] and a state of None or of a call "
             f"with the same classes and regimes, none of them empty, but got {show_shapes(given)}."
         )
-    check_alike(who, given, wide=("class_counts", *STATE))
-    if given["class_counts"].min() < 0:
-        raise InputError("regime_ensemble needs class_counts that are not negative.")
+    check_alike(who, given, wide=(*COUNTS, *STATE))
+    for name in COUNTS:
+        if given[name].min() < 0:
+            raise InputError(f"regime_ensemble needs {name} that are not negative.")
     if any(given[name].min() < 0 or abs(float(given[name].sum()) - 1) > 1e-6 for name in STATE if name in given):
         raise InputError("regime_ensemble needs a state of probabilities, as a call returned it.")
     return given

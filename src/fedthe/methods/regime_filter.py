@@ -18,7 +18,7 @@ from .discriminant import discriminate, fit_discriminant, sum_moments
 from .head_ensemble import describe_heads
 from .label_shift import smooth_prior
 from .memo import Memo
-from .regime import Regimes
+from .regime import Mixes, Regimes
 from .two_heads import heads
 from .views import Views
 
@@ -33,32 +33,40 @@ class RegimeFilter(Predictor):
     calibrate: bool = True  # fit the temperature of each head on the client's validation rows
     then: Views | Memo | None = None
     discriminant: float = 0.0  # the weight of a discriminant beside the global head, if clients had a class each
+    federation: bool = False  # everybody's mix is that of all clients' rows, which they send once; else equal classes
 
     def __post_init__(self) -> None:
         if not is_within(self.discriminant, 0, 1):
             raise InputError(f"discriminant must be from 0 to 1, but it is {self.discriminant!r}.")
 
     def summarize(self, method: Method, shared: Tree, shard: Shard) -> Tree:
-        return sum_moments(method.net, shared["body"], shard) if self.discriminant else {}
+        if self.discriminant:
+            return sum_moments(method.net, shared["body"], shard)
+        return {"counts": shard.counts.double() / shard.counts.sum().clamp(min=1)} if self.federation else {}
 
     def conclude(self, method: Method, mean: Tree) -> Tree:
-        # the fewer classes a client has, the more harm averaging heads does
-        share = self.discriminant * (1 - mean["effective"])
-        return {"discriminant": fit_discriminant(mean) | {"share": share}}
+        concluded: Tree = {"everybody": smooth_prior(mean["counts"], self.regimes.smooth)} if self.federation else {}
+        if self.discriminant:
+            # the fewer classes a client has, the more harm averaging heads does
+            share = self.discriminant * (1 - mean["effective"])
+            concluded["discriminant"] = fit_discriminant(mean) | {"share": share}
+        return concluded
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        mix = smooth_prior(shard.counts, self.regimes.smooth)
-        return {"temperatures": self._calibrate(method, mine, shard), "own": mix, **regime.begin(mix, self.regimes)}
+        everybody = mine["everybody"] if self.federation else smooth_prior(torch.ones_like(shard.counts), 1.0)
+        mixes = Mixes.of(shard.counts, everybody, self.regimes)
+        state = {"temperatures": self._calibrate(method, mine, shard), **mixes._asdict()}
+        return state | regime.begin(mixes, self.regimes)
 
     def answer(self, method: Method, mine: Tree, state: Tree, samples: Samples) -> tuple[Answers, Tree]:
         with torch.no_grad():
             seen = self._look(method, mine, samples.x)
             alone = self._answer_alone(seen, mine, state)
-            weights, after = regime.follow(alone, state["own"], state, self.regimes)
+            weights, after = regime.follow(alone, mixes_of(state), state, self.regimes)
             logits = to_logits(regime.combine(alone, weights), seen[0])
         if isinstance(self.then, Memo) and self.then.steps:
-            columns = (samples.x, *weights, state["temperatures"].expand(len(logits), -1))
-            logits = samples.each(self.tuned, method, mine, *columns, state["own"].expand(len(logits), -1))
+            same = (each.expand(len(logits), -1) for each in (state["temperatures"], *mixes_of(state)))
+            logits = samples.each(self.tuned, method, mine, samples.x, *weights, *same)
         info = describe_heads(1 - weights.own, logits, seen[0], seen[1])
         return Answers(logits, info | {"recent": weights.recent.to(logits.dtype)}), {**state, **after}
 
@@ -73,9 +81,10 @@ class RegimeFilter(Predictor):
         ratio: Tensor,
         temperatures: Tensor,
         mix: Tensor,
+        everybody: Tensor,
     ) -> Tensor:
         """The answer to one sample after all weights of the network were tuned on its views."""
-        state = {"temperatures": temperatures[0], "own": mix[0]}
+        state = {"temperatures": temperatures[0], "own": mix[0], "everybody": everybody[0]}
 
         def logits(params: Tree, x: Tensor) -> Tensor:
             seen = self._see(method, params, mine, x)
@@ -106,7 +115,7 @@ class RegimeFilter(Predictor):
         if self.discriminant:  # the geometric mean of two classifiers for equally frequent classes
             share = mine["discriminant"]["share"]
             of_global = (1 - share) * z[0].log_softmax(-1) + share * z[2].log_softmax(-1)
-        return regime.answer_alone(of_global, z[1], state["own"], self.regimes)
+        return regime.answer_alone(of_global, z[1], mixes_of(state), self.regimes)
 
     def _calibrate(self, method: Method, mine: Tree, shard: Shard, chunk: int = 500) -> Tensor:
         """The temperatures of the global and of the personal head, and of the discriminant, float64."""
@@ -132,6 +141,10 @@ class RegimeFilter(Predictor):
             return self.then.count, 0
         forward, backward = self.then.passes if self.then else (0, 0)
         return forward + 1, backward
+
+
+def mixes_of(state: Tree) -> Mixes:
+    return Mixes(state["own"], state["everybody"])
 
 
 def to_logits(probabilities: Tensor, like: Tensor) -> Tensor:
