@@ -178,3 +178,9 @@ def test_rejection_by_literal_pairs_and_by_scikit_learn(drawn):
     assert passing == pytest.approx(oracle.false_positives(inside.tolist(), outside.tolist()))
     fpr, tpr, _ = roc_curve(known, confidence, drop_intermediate=False)
     assert passing == pytest.approx(fpr[np.argmax(tpr >= 0.95 - 1e-12)])
+
+
+def test_a_band_begins_where_half_of_the_clients_switch():
+    switch, stay = np.repeat(["own", "ooc"], [3, 4]), np.repeat(["own"], 7)
+    made = [Track(np.ones(7, bool), np.repeat([0, 1], [3, 4]), switch), Track(np.ones(7, bool), np.zeros(7, int), stay)]
+    assert [first for first, *_ in timeline.find_bands(made)] == [0, 3]

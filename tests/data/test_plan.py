@@ -4,13 +4,14 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from fedthe.corruptions import CORRUPTIONS
+from fedthe.corruptions import CORRUPTIONS, corrupt
 from fedthe.data import load_dataset
 from fedthe.data.plan import Settings, build
 from fedthe.data.pool import PUBLISHED, Dataset, Pool
-from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL
+from fedthe.data.shifts import CLEAN, CORRUPTED, NATURAL, join
 from fedthe.errors import InputError
 from helpers import RESULTS, ROOT, make_pool
 
@@ -307,3 +308,37 @@ def test_the_cache_of_corrupted_images_is_keyed_by_all_they_depend_on(dataset, h
         frosted = base.corruptions == CORRUPTIONS.index("frost")
         differs = (before != after.corrupted).any(axis=(1, 2, 3))
         assert (differs == frosted).all()
+
+
+def test_an_unknown_class_is_part_of_what_a_federation_holds():
+    draws, labels = np.random.default_rng(0), np.arange(200) % 4
+    x = draws.integers(0, 255, (200, 8, 8, 1), dtype=np.uint8)
+    other = np.where((labels == 3)[:, None, None, None], 255 - x, x)
+    pools = (Pool("made", each, labels, tuple("abcd")) for each in (x, other))
+    one, two = (build(Dataset(pool), Settings(4, 1.0, unknown="d")) for pool in pools)
+    assert one.manifest_hash == two.manifest_hash
+    assert one.content_hash != two.content_hash
+
+
+def test_every_sample_of_a_gradual_stream_has_its_own_severity():
+    federation = build(Dataset(make_pool(np.arange(1200) % 10)), Settings(4, 1.0, tests=("gradual",)))
+    checked = 0
+    for stream in federation.tests["gradual"]:
+        images = federation.inputs(stream)
+        usual = stream.kind == federation.corruptions[np.searchsorted(federation.test_rows, stream.rows)]
+        for i in np.flatnonzero(usual & (stream.severity != federation.settings.severity)):
+            row, kind, severity = stream.rows[i : i + 1], CORRUPTIONS[stream.kind[i]], int(stream.severity[i])
+            clean = torch.from_numpy(federation.pool.x[row])
+            (wanted,) = corrupt(clean, kind, severity, torch.from_numpy(row), 0).numpy()
+            assert (images[i] == wanted).all()
+            checked += 1
+    assert checked
+
+
+def test_usual_and_unusual_corruptions_mix_in_a_stream():
+    federation = build(Dataset(make_pool(np.arange(1200) % 10)), Settings(4, 1.0, tests=("gradual",)))
+    first = federation.tests["gradual"][1].first(1)
+    unusual = first.corrupt((first.kind[0] + 1) % len(CORRUPTIONS), 2)
+    both = federation.inputs(join([first, unusual]))
+    assert (both[0] == federation.inputs(first)[0]).all()
+    assert (both[1] == federation.inputs(unusual)[0]).all()

@@ -208,6 +208,10 @@ def test_an_unknown_class_is_kept_by_its_name():
     for bad in (3.0, True, ["3"]):
         fails(lambda bad=bad: Settings(CLIENTS, 1.0, unknown=bad), "unknown must be a class, by its name or number")
     fails(lambda: build(make_dataset(), Settings(CLIENTS, 1.0, unknown=-1)), "unknown=-1 is no class of made")
+    padded = build(make_dataset(), Settings(CLIENTS, 1.0, unknown="0000000000007"))
+    assert padded.content_hash == one.content_hash
+    for large in ("1" * 12, "7" * 5000):
+        fails(lambda large=large: build(make_dataset(), Settings(CLIENTS, 1.0, unknown=large)), "is no class of made")
 
 
 def test_the_name_of_an_unknown_class_wins_over_a_number():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import pytest
 import fedthe
 import oracles_timeline as oracle
 from fedthe.data.shifts import CLEAN, ORIGINS, stream
-from fedthe.engine.evaluate import score
+from fedthe.engine.evaluate import Scores, score
 from fedthe.engine.visit import Answered
 from fedthe.experiment import timelines
 from fedthe.experiment.samples import read_samples
-from fedthe.experiment.scores import make_columns
+from fedthe.experiment.scores import count_clients, make_columns, make_row
+from fedthe.study.streams import say_slowest
 from fedthe.timeline import CURVE, RECOVERED, WORST
 from helpers import fails
 from stream_samples import make_samples
@@ -283,3 +285,40 @@ def test_a_timeline_is_refused_in_a_sentence(results, tmp_path):
         fails(lambda: results.timeline("switch10"), "no samples of switch10", "trains nothing")
     finally:
         (tmp_path / "samples").rename(away)
+
+
+def test_recovery_is_a_mean_over_seeds_whatever_their_numbers_of_clients():
+    right, wrong = np.ones(20), np.zeros(20)
+    found = timelines._score_phase([[0.0], [1.0] * 3], [[wrong], [right] * 3])
+    assert found.steady == pytest.approx(50)
+
+
+def test_the_interval_of_recovery_draws_seeds():
+    late = np.repeat([0.0, 1.0], [10, 30])
+    found = timelines._score_phase([[1.0] * 4] * 2, [[np.ones(40)] * 4, [late] * 4])
+    assert (found.recovery_low, found.recovery_high) == (0, 10)
+
+
+def test_a_phase_that_never_recovers_is_the_slowest():
+    never, soon = (timelines.PhaseScore(50.0, 60.0, each, 3.0, each, 4.0) for each in (None, 7.0))
+    for phases in ({"own": never, "ooc": soon}, {"own": soon, "ooc": never}):
+        score = timelines.StreamScore(timelines.Estimate(50.0, None, None), None, None, None, phases)
+        assert timelines.find_slowest(score) is never
+        assert say_slowest(score) == "not"
+
+
+def test_a_single_severity_is_not_part_of_the_phase():
+    kept = {"right": np.ones(4, bool), "origin": np.array([0, 0, 1, 1]), "severity": np.array([0, 0, 5, 5])}
+    tracks = timelines.read_tracks({f"mine/0/{name}": each for name, each in kept.items()}, "mine")
+    assert set(tracks[0].phase) == {"own", "corrupted"}
+
+
+def test_milliseconds_are_over_all_samples_known_or_not():
+    known, p = np.array([True, False, False, True]), np.full(4, -0.5)
+    scores = Scores(np.zeros(4, int), known, p, p, known, {}, 0.004)
+    assert make_row("m", 0, "open_set", 0, scores, "trained").ms_per_sample == pytest.approx(1.0)
+
+
+def test_clients_are_counted_in_the_seed_that_has_most():
+    rows = [SimpleNamespace(seed=seed, client=client) for seed, client in ((0, 0), (0, 1), (0, 2), (1, 0))]
+    assert count_clients(rows) == 3

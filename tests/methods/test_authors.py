@@ -7,6 +7,7 @@ import oracles
 from fedthe.methods import METHODS, compose
 from fedthe.methods.authors import AUTHORS, BALANCED, BatchedEnsemble
 from fedthe.methods.base import Samples
+from fedthe.methods.memo import Memo
 from fedthe.methods.two_heads import TwoHeads, heads
 from tiny_net import TINY, draw, make_shard, tiny_params
 
@@ -60,3 +61,13 @@ def test_the_search_ends_for_a_whole_batch(mine):
     torch.testing.assert_close(answer(stopped, mine, x), weights, rtol=1e-9, atol=1e-9)
     to_the_end = compose(TINY, (BALANCED, TwoHeads(), BatchedEnsemble(rows=8)))
     assert (answer(to_the_end, mine, x) - weights).abs().max() > 0.01
+
+
+def test_results_were_measured_with_these_settings():
+    assert (FEDTHE.predictor.alpha, FEDTHE.predictor.beta, FEDTHE.predictor.rows, FEDTHE.predictor.stop) == (
+        *(0.1, 0.1),
+        *(32, 1e-5),
+    )
+    assert compose(TINY, AUTHORS["authors_memo_g"]).predictor == Memo(steps=2, lr=0.01)
+    assert compose(TINY, AUTHORS["authors_ditto"]).personal.lam == 0
+    assert compose(TINY, AUTHORS["authors_knn_per"]).predictor.scale == 64

@@ -16,20 +16,20 @@ from fedthe.engine.conclude import conclude
 from fedthe.engine.evaluate import make_samples
 from fedthe.engine.fit import Optimizer
 from fedthe.engine.loop import Loop
-from fedthe.engine.shards import Shards
+from fedthe.engine.shards import Shards, stack_shards
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy_some, deploy_unlabeled, train
 from fedthe.engine.visit import Run, Training
 from fedthe.errors import Failed, InputError
 from fedthe.methods import METHODS, compose
 from fedthe.methods.base import FedAvg, Forward, Predictor
-from fedthe.methods.discriminant import discriminate, fit_discriminant
+from fedthe.methods.discriminant import discriminate, fit_discriminant, sum_moments
 from fedthe.methods.memo import Memo
 from fedthe.methods.regime_filter import RegimeFilter
 from fedthe.methods.two_heads import heads
 from fedthe.methods.views import Views
 from fedthe.nets import CNN
-from fedthe.types import scale
+from fedthe.types import Shard, scale
 from oracles_regime import best_temperature, regime_stream
 
 NET = CNN(10, size=16)
@@ -207,9 +207,12 @@ class Counting(Predictor):
 
 
 def test_the_mean_is_weighted_by_training_rows():
-    _, run, reached, _ = trained()
+    _, _, reached, federation = trained()
+    splits = [replace(split, train=split.train[: 20 * (k + 1)]) for k, split in enumerate(federation.clients)]
+    run = Run(0, Shards(federation).resplit(splits), unseen=UNSEEN)
     method = compose(NET, (FedAvg(balanced=True), Counting(factor=2.0)))
     labels = np.concatenate([run.shards[k].labels.numpy() for k in run.trained])
+    assert len({run.sizes[k] for k in run.trained}) > 1
     assert float(conclude(method, run, reached)["share"]) == pytest.approx(2 * (labels == 0).mean(), rel=1e-6)
 
 
@@ -233,3 +236,34 @@ def test_what_is_sent_is_told():
     assert "and after the last round counts [3], sums [3, 6], products [6, 6], effective [];" in said
     assert "discriminant.weight [3, 6], discriminant.bias [3], discriminant.share []." in said
     assert "after the last round" not in fedthe.check_method("fedthe_regime")
+
+
+def test_rows_of_padding_do_not_count():
+    _, run, reached, _ = trained()
+    body, shard = reached.server.shared["body"], run.shards[0]
+    padded = Shard(*(column[0] for column in stack_shards([shard], rows=len(shard.x) + 7)))
+    assert len(padded.x) == len(shard.x) + 7
+    for name, leaf in sum_moments(NET, body, shard).items():
+        torch.testing.assert_close(sum_moments(NET, body, padded)[name], leaf)
+
+
+def test_clients_see_what_the_server_averages_beside_the_model():
+    @dataclass(frozen=True)
+    class Averages(Counting):
+        def summarize(self, method, shared, shard):
+            return {"share": shared["rates"]}
+
+    _, run, reached, _ = trained()
+    method = compose(NET, (FedAvg(balanced=True), Averages()))
+    assert float(conclude(method, run, replace(reached, averages={"rates": torch.ones(1)}))["share"]) == 1
+
+
+def test_one_leaf_that_is_not_finite_is_enough():
+    @dataclass(frozen=True)
+    class Half(Counting):
+        def conclude(self, method, mean):
+            return {"share": mean["share"], "other": mean["share"] / 0}
+
+    _, run, reached, _ = trained()
+    with pytest.raises(Failed, match="not finite"):
+        conclude(compose(NET, (FedAvg(balanced=True), Half())), run, reached)

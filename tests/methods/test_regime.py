@@ -510,3 +510,10 @@ def test_a_client_without_labels_follows_the_stream():
     state = RegimeFilter().start(method, mine, nobody)
     assert state["temperatures"].tolist() == [1, 1]
     assert state["own"].numpy() == pytest.approx(np.full(10, 0.1))
+
+
+def test_the_settings_of_the_filter_reach_the_predictor():
+    _, mine, shard, x = deploy()
+    p, _, _ = ask_literally(*look(mine, scale(torch.from_numpy(x))), shard.counts.tolist(), smooth=0.5)
+    found, _ = answer(RegimeFilter(calibrate=False, regimes=Regimes(smooth=0.5)))
+    assert (found.double().softmax(-1) - p).abs().max() < 1e-5

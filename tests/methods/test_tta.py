@@ -18,7 +18,7 @@ from fedthe.engine.stack import Stack
 from fedthe.engine.visit import Question
 from fedthe.methods import METHODS, compose
 from fedthe.methods.adapting import pick_norms
-from fedthe.methods.atp import ATP, AdaptationRates
+from fedthe.methods.atp import ATP, AdaptationRates, mean_entropy
 from fedthe.methods.base import Samples
 from fedthe.methods.finetune import FineTune
 from fedthe.methods.lame import LAME, find_neighbours, smooth
@@ -464,3 +464,42 @@ def test_adaptation_changes_what_it_should_and_nothing_else():
 )
 def test_bad_hyperparameters_are_refused(part, words):
     fails(part, words)
+
+
+def test_the_rates_of_atp_do_not_decay():
+    shard, params = make_shard(), tree.map_leaves(torch.Tensor.float, learned())
+    part, made = AdaptationRates(rate_lr=20.0), []
+    begun = part.keep(NET, params)["own_rates"]
+    for decay in (0.0, 5.0):
+        settings = Optimizer(lr=0.01, weight_decay=decay)
+        fit = LoopFit(NET, shard, settings, 2, 7, flip=False, crop=0, path=(0, "personal", 0), client=0)
+        made.append(part.personalize(fit, params | {"rates": begun}, {"own_rates": begun}, shard).params)
+    tree.map_leaves(lambda a, b: close(a, b, 1e-7), *made)
+
+
+def test_rows_of_padding_do_not_count_in_the_entropy_of_atp():
+    x = stream(MIXED)
+    weight = torch.ones(len(x), dtype=torch.float64)
+    weight[-4:] = 0
+    close(mean_entropy(learned(), NET, x, weight), mean_entropy(learned(), NET, x[:-4], weight[:-4]))
+
+
+def test_passes_of_rotta():
+    assert RoTTA(batch=16, memory=Memory(64)).passes == (9, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("em", {"buffer": 200, "steps": 20}),
+        ("bbse", {"shrinkage": 10.0, "ridge": 0.1, "pseudo": 50.0}),
+        ("fmapls", {"strength": 30.0, "anchor": 0.5, "rate": 0.6}),
+        ("lame", {"batch": 64, "k": 5, "steps": 100}),
+        ("sar", {"batch": 16, "lr": 0.001, "margin": 0.4, "rho": 0.05, "reset": 0.2}),
+        ("rotta", {"batch": 16, "lr": 0.001, "nu": 0.001}),
+        ("atp", {"batch": 20}),
+    ],
+)
+def test_results_were_measured_with_these_defaults(name, defaults):
+    predictor = compose(NET, METHODS[name]).predictor
+    assert {key: getattr(predictor, key) for key in defaults} == defaults

@@ -390,3 +390,19 @@ def test_the_command_says_what_is_missing(fedthe, tmp_path):
     record = read(RESULTS / "arch-cct4.json")
     said = fedthe("leaderboard", str(save(tmp_path / "r", record))).out
     assert "## CCT4 on CIFAR10, Dir(1.0)" in said
+
+
+def test_two_methods_of_one_name_are_told_apart(tmp_path):
+    record = read(RESULTS / "main-dir0.1.json")
+    known = save(tmp_path / "known", pick(record, ["fedavg", "fedavg_ft", "fedthe"]))
+    mine = save(tmp_path / "mine", rename(record, "memo_p", "mine.py:Mine"))
+    edited = save(tmp_path / "edited", rename(record, "memo_p", "mine.py:Mine", factor=0.9))
+    (board,), _ = read_boards([known, mine, edited])
+    assert "| Mine |" not in write_leaderboard([board], [], [known])
+
+
+def test_a_method_that_lacks_the_last_seed_is_not_ranked(tmp_path):
+    methods = ["fedavg", "fedavg_ft", "fedthe", "memo_p"]
+    whole = pick(read(RESULTS / "main-dir0.1.json"), methods)
+    (board,), _ = read_boards([save(tmp_path / "part", drop(whole, "fedavg", seeds=["7"]))])
+    assert sorted(board.entries) == sorted(methods[1:])

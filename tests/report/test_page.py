@@ -353,3 +353,14 @@ def test_a_finding_where_there_is_little_to_find():
     assert say_finding(replace(shown, scores={})) == ""
     del shown.scores["fedavg"]["ooc"]  # its average would be of something else
     assert say_finding(shown) == ""
+
+
+def test_the_headline_says_that_two_methods_are_level():
+    shown = replace(make_ranked({"fedrod": 60.0, "ditto": 60.0}, spread=0.0, seeds=(0,)), clients={})
+    assert say_finding(shown).startswith("FedRoD and Ditto share the highest average accuracy, 60.0 %.")
+
+
+def test_the_headline_names_no_third_method_unless_two_variants_lead():
+    assert "not a variant" not in say_finding(
+        make_ranked({"fedthe_plus": 60.0, "ttt": 58.0, "fedthe": 50.0}, spread=0.1)
+    )

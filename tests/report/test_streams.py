@@ -237,3 +237,11 @@ def test_charts_show_the_streams_of_the_selected_run(browser, streams, tmp_path)
         assert section.locator(".stream:visible h3").all_inner_texts() == ["second: gradual severity"]
         page.locator("#run").select_option("2")
         assert not section.is_visible()
+
+
+def test_three_phases_have_three_columns_of_recovery():
+    phase = PhaseScore(50.0, 60.0, 7.0, 3.0, 9.0, 4.0)
+    phases = dict.fromkeys(("own", "corrupted", "ooc"), phase)
+    score = StreamScore(Estimate(50.0, None, None), None, None, None, phases)
+    (block,) = lay_out_streams(show({"recurring": Timeline({"fedavg": score})}, methods=("fedavg",)))
+    assert sum(head.startswith("recovery, ") for head in block.head) == 3

@@ -294,3 +294,9 @@ def test_findings_are_computed_from_the_paper_as_printed():
     assert "implies 31.3" in said  # 4 x 68.53 - 86.06 - 79.13 - 77.61
     assert "42 of 45 baselines" in say_mixture(book)
     assert "rank correlation" in say_ranks(book)
+
+
+def test_a_method_is_not_its_own_rival(tmp_path):
+    book = make_book(tmp_path, {"fedthe": [50.0, 52, 48, 50], "t3a": [30.0, 33, 27, 30]})
+    (part,) = compare(book, "", "main-dir0.1", "fedthe", ("fedthe", "t3a"), "ooc")
+    assert part.other == "T3A 30.0"

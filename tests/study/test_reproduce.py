@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from fedthe.errors import InputError
 from fedthe.experiment.results import read_results
 from fedthe.report.read import check_record
 from fedthe.study.bill import Bill, bill_tables
-from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases
+from fedthe.study.reproduce import PAPER_DIGESTS, find_comparable, list_changes, make_record, run_cases, time_samples
 from fedthe.study.show import lay_out, lay_out_bills, list_remarks, say_duration
 from fedthe.study.tables import OWN_TABLES, find_table, load_tables, pick_tables, plan_cases
 from helpers import count_loads
@@ -396,3 +397,11 @@ def test_a_remembered_bench_decides_what_takes_long(home, monkeypatch):
     assert [row.value for row in ask.find_bench("cpu").rows] == [1e-6] * len(guessed.rows)
     find_baseline(machine).write_text("{}")
     assert ask.find_bench("cpu") == guessed
+
+
+def test_milliseconds_per_sample_are_weighted_by_all_samples():
+    def row(ms, samples, unknown=0):
+        return SimpleNamespace(method="a", ms_per_sample=ms, samples=samples, unknown=unknown)
+
+    assert time_samples(SimpleNamespace(rows=[row(1.0, 30), row(5.0, 10)])) == {"a": pytest.approx(2.0)}
+    assert time_samples(SimpleNamespace(rows=[row(1.0, 10), row(3.0, 10, unknown=30)])) == {"a": pytest.approx(2.6)}

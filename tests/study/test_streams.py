@@ -124,3 +124,14 @@ def test_the_figure_is_measured_and_drawn(small, record, tmp_path):
     data = {"streams": {"switch10": {**switch, "curves": many}}}
     draw_streams({**measured, "data": data}, tmp_path / "many.png")
     assert (tmp_path / "many.png").exists()
+
+
+def test_a_method_without_a_stream_leaves_its_cell_empty():
+    def worst(mean):
+        estimate = {"mean": mean, "low": None, "high": None}
+        rest = {"accuracy": estimate, "worst_client": None, "forgetting": None, "phases": {}}
+        return rest | {"worst_window": estimate}
+
+    record = {"cases": [{"streams": {"switch10": {"a": worst(1.0), "b": worst(2.0)}, "late": {"b": worst(3.0)}}}]}
+    ((_, rows),) = streams.lay_out_streams(record).values()
+    assert rows == [["a", "1.0", "-"], ["b", "2.0", "3.0"]]

@@ -53,8 +53,9 @@ def find_class(pool: Pool, named: str) -> int:
     """The number of a class, by its name, or else by its number."""
     if named in pool.classes:
         return pool.classes.index(named)
-    if named.isascii() and named.isdigit() and int(named[:9]) < len(pool.classes):
-        return int(named[:9])
+    number = named.lstrip("0") or "0"  # and not one of so many digits that Python refuses it
+    if named.isascii() and named.isdigit() and len(number) < 10 and int(number) < len(pool.classes):
+        return int(number)
     raise InputError(f"unknown={clean(named)} is no class of {clean(pool.name)}; {find_nearest(named, pool.classes)}")
 
 

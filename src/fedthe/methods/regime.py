@@ -46,7 +46,7 @@ class Regimes:
     leave: float = 0.01  # the probability that a regime ends after a sample
     trust: float = 0.6  # the exponent of likelihood ratios; below 1, because the global head is overconfident
     personal: float = 0.4  # the weight of the personal head in the answer to a sample of the client's own
-    smooth: float = 1 / 16  # the share of equal classes in the client's own mix: a class that it never saw may come
+    smooth: float = 1 / 16  # the share of everybody's mix in the client's own: a class that it never saw may come
     recent: float = 0.02  # the probability, at the start, that recent answers predict the next class; 0: never
     forget: float = 0.2  # how fast the mix of recent answers moves towards the newest
     regress: float = 0.05  # the share of the regime's own mix in the mix of recent answers

@@ -137,9 +137,8 @@ def write_deviations(book: Book) -> str:
 def _say_wins(gaps: list[Interval]) -> str:
     ahead = [gap.mean for gap in gaps if gap.excludes_zero and gap.mean > 0]
     behind = [gap.mean for gap in gaps if gap.excludes_zero and gap.mean < 0]
-    said = (
-        f"in {'all' if len(ahead) == len(gaps) else len(ahead)} of them, by {min(ahead):.1f} to {max(ahead):.1f} points"
-    )
+    many = "all" if len(ahead) == len(gaps) else len(ahead) or "none"
+    said = f"in {many} of them" + (f", by {min(ahead):.1f} to {max(ahead):.1f} points" if ahead else "")
     return said + (f", and behind in {len(behind)}, by up to {-min(behind):.1f}" if behind else "")
 
 

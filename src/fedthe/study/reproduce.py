@@ -190,6 +190,7 @@ def time_samples(results: Results) -> dict[str, float]:
     spent: dict[str, float] = {}
     samples: dict[str, int] = {}
     for row in results.rows:
-        spent[row.method] = spent.get(row.method, 0.0) + row.ms_per_sample * row.samples
-        samples[row.method] = samples.get(row.method, 0) + row.samples
+        answered = row.samples + row.unknown
+        spent[row.method] = spent.get(row.method, 0.0) + row.ms_per_sample * answered
+        samples[row.method] = samples.get(row.method, 0) + answered
     return {name: spent[name] / samples[name] for name in spent}
