@@ -66,7 +66,11 @@ def write_goals(book: Book) -> str:
 
 def write_passes(book: Book) -> str:
     """A line for each setting: what more passes per sample add to the filter."""
-    heads = ["", *(f"{name}, {passes} more" for name, passes in MORE_PASSES.values()), "points per pass"]
+    heads = [
+        "",
+        *(f"{name}, {passes} more pass{'es' if passes > 1 else ''}" for name, passes in MORE_PASSES.values()),
+        "points per pass",
+    ]
     lines = [[*heads, "2 views - FedTHE+"], ["---", *["---:"] * 4]]
     for id in filter(book.__contains__, SETTINGS):
         gains = {method: book[id].gap(method, "fedthe_regime", AVERAGE) for method in MORE_PASSES}
