@@ -300,3 +300,11 @@ def test_a_method_is_not_its_own_rival(tmp_path):
     book = make_book(tmp_path, {"fedthe": [50.0, 52, 48, 50], "t3a": [30.0, 33, 27, 30]})
     (part,) = compare(book, "", "main-dir0.1", "fedthe", ("fedthe", "t3a"), "ooc")
     assert part.other == "T3A 30.0"
+
+
+def test_the_papers_difference_is_to_its_own_best_rival_measured_by_us_or_not(tmp_path):
+    book = make_book(tmp_path, {"fedthe": [50.0, 52, 48, 50], "fedrep": [30.0, 33, 27, 30]})
+    (part,) = compare(book, "", "main-dir0.1", "fedthe", ("fedrep", "t3a"), "ooc")
+    paper = find_table("main-dir0.1").rows
+    assert paper["t3a"]["ooc"][0] > paper["fedrep"]["ooc"][0]
+    assert part.paper == f"+{paper['fedthe']['ooc'][0] - paper['t3a']['ooc'][0]:.1f} over T3A"
