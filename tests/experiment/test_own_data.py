@@ -29,7 +29,7 @@ from fedthe.report.page import write_page
 from helpers import fails
 
 SMALL = {"rounds": 2, "local_epochs": 1, "batch": 8, "lr": 0.1}
-PICTURES_ONLY = ("ttt", "ttt_ft", "memo_p", "memo_g", "fedthe_plus", "tsa")
+PICTURES_ONLY = ("ttt", "ttt_ft", "memo_p", "memo_g", "fedthe_plus", "regime_memo", "tsa")
 
 
 @dataclass(frozen=True)
