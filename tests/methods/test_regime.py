@@ -333,6 +333,7 @@ def test_what_cannot_be_filtered_is_refused_in_a_sentence():
         with pytest.raises(InputError, match=match) as caught:
             regime_ensemble(*arguments, **settings)
         assert "\n" not in str(caught.value)
+        assert ("federation" in str(caught.value)) == ("federation_counts" in settings)
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,9 @@ def regime_ensemble(
     if not all(is_within(each, 1e-6, 1e6) for each in pair):
         raise InputError(f"temperatures must be two numbers from 1e-6 to 1e6, but they are {temperatures!r}.")
     tensors = _take_all(global_logits, local_logits, class_counts, federation_counts, state, len(settings.own))
-    of_global, of_local, counts, federation = (widen(each) for each in list(tensors.values())[:4])
-    mixes = Mixes.of(counts, smooth_prior(federation, settings.smooth), settings)
+    of_global, of_local, counts = (widen(each) for each in list(tensors.values())[:3])
+    everybody = smooth_prior(tensors.get("federation_counts", torch.zeros_like(counts)), settings.smooth)
+    mixes = Mixes.of(counts, everybody, settings)
     before = begin(mixes, settings) if state is None else {name: tensors[name].double() for name in STATE}
     alone = answer_alone(of_global / temperatures[0], of_local / temperatures[1], mixes, settings)
     weights, after = follow(alone, mixes, before, settings)
@@ -229,9 +230,8 @@ def _take_all(
         for name, value in (("global_logits", global_logits), ("local_logits", local_logits))
     }
     given["class_counts"] = take(who, "class_counts", _count(class_counts, given["global_logits"]))
-    if federation_counts is None:  # equal classes
-        federation_counts = torch.ones_like(given["class_counts"])
-    given["federation_counts"] = take(who, "federation_counts", _count(federation_counts, given["global_logits"]))
+    if federation_counts is not None:
+        given["federation_counts"] = take(who, "federation_counts", _count(federation_counts, given["global_logits"]))
     if state is not None:
         if not isinstance(state, dict) or state.keys() != set(STATE):
             raise InputError(
@@ -247,7 +247,7 @@ def _take_all(
         )
     check_alike(who, given, wide=(*COUNTS, *STATE))
     for name in COUNTS:
-        if given[name].min() < 0:
+        if name in given and given[name].min() < 0:
             raise InputError(f"regime_ensemble needs {name} that are not negative.")
     if any(given[name].min() < 0 or abs(float(given[name].sum()) - 1) > 1e-6 for name in STATE if name in given):
         raise InputError("regime_ensemble needs a state of probabilities, as a call returned it.")
