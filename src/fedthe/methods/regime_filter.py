@@ -53,7 +53,7 @@ class RegimeFilter(Predictor):
         return concluded
 
     def start(self, method: Method, mine: Tree, shard: Shard) -> Tree:
-        everybody = mine["everybody"] if self.federation else smooth_prior(torch.ones_like(shard.counts), 1.0)
+        everybody = mine["everybody"] if self.federation else smooth_prior(torch.zeros_like(shard.counts), 1.0)
         mixes = Mixes.of(shard.counts, everybody, self.regimes)
         state = {"temperatures": self._calibrate(method, mine, shard), **mixes._asdict()}
         return state | regime.begin(mixes, self.regimes)

@@ -32,13 +32,12 @@ def write_judgement(book: Book) -> str:
     names = {name: name_method(name) for name in ("fedthe", "fedthe_plus")}
     names |= {"fedthe_regime": "filter", "regime_memo": "filter and MEMO"}
     heads = ["", *(names[each] for each in shown), *(f"{names[a]} - {names[b]}" for a, b in COMPARED)]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    rows = []
     for id in filter(book.__contains__, SETTINGS):
         gaps = (_write_gap(book[id].gap(a, b, AVERAGE)) for a, b in COMPARED)
-        lines.append(
-            [name_setting(SETTINGS[id]), *(say_points(book[id].score(each, AVERAGE)) for each in shown), *gaps]
-        )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        scores = (say_points(book[id].score(each, AVERAGE)) for each in shown)
+        rows.append([name_setting(SETTINGS[id]), *scores, *gaps])
+    return _write_table(heads, rows)
 
 
 def write_goals(book: Book) -> str:
@@ -67,13 +66,13 @@ def write_goals(book: Book) -> str:
 def write_passes(book: Book) -> str:
     """A line for each setting: what more passes per sample add to the filter."""
     heads = ["", *(name for name, _ in MORE_PASSES.values()), "points per pass", "2 views - FedTHE+"]
-    lines = [heads, ["---", *["---:"] * 4]]
+    rows = []
     for id in filter(book.__contains__, SETTINGS):
         gains = {method: book[id].gap(method, "fedthe_regime", AVERAGE) for method in MORE_PASSES}
         per_pass = (f"{gains[method].mean / passes:.3f}" for method, (_, passes) in MORE_PASSES.items())
         over_plus = _write_gap(book[id].gap("regime_mirror", "fedthe_plus", AVERAGE))
-        lines.append([name_setting(SETTINGS[id]), *map(_write_gap, gains.values()), " / ".join(per_pass), over_plus])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{_say_ten_views(book)}"
+        rows.append([name_setting(SETTINGS[id]), *map(_write_gap, gains.values()), " / ".join(per_pass), over_plus])
+    return f"{_write_table(heads, rows)}\n\n{_say_ten_views(book)}"
 
 
 def _say_ten_views(book: Book) -> str:
@@ -105,12 +104,12 @@ def write_streams(book: Book) -> str:
     """A line for each stream in time: the filter beside FedTHE+ and against the best of all other methods."""
     record, table, pair = book["streams"], find_table("streams"), ("fedthe_regime", "fedthe_plus")
     (case,) = read_record(table, book.folder)["cases"]
-    heads = ["", "filter", "FedTHE+", "best other method", "filter - best other"]
-    lines = [[*heads, "worst 50", "recovery"], ["---", *["---:"] * (len(heads) + 1)]]
+    heads = ["", "filter", "FedTHE+", "best other method", "filter - best other", "worst 50", "recovery"]
+    rows = []
     for test in table.tests:
         best = record.best(test, [method for method in record.methods if method != "fedthe_regime"])
         scores = [read_score(case["streams"][test][method]) for method in pair]
-        lines.append(
+        rows.append(
             [
                 name_test(test),
                 *(say_points(record.score(method, test)) for method in pair),
@@ -120,7 +119,7 @@ def write_streams(book: Book) -> str:
                 " / ".join(map(say_slowest, scores)),
             ]
         )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _write_table(heads, rows)
 
 
 def write_deviations(book: Book) -> str:
@@ -128,9 +127,16 @@ def write_deviations(book: Book) -> str:
     if "deviations" not in book:
         return "Not measured yet (`fedthe table deviations`)."
     record, tests = book["deviations"], (*MAIN_TESTS, AVERAGE)
-    lines = [["", *(TESTS.get(test, test) for test in tests)], ["---", *["---:"] * len(tests)]]
-    for ours, theirs in PAIRS.items():
-        lines.append([name_method(ours), *(_write_gap(record.gap(theirs, ours, test)) for test in tests)])
+    rows = [
+        [name_method(ours), *(_write_gap(record.gap(theirs, ours, test)) for test in tests)]
+        for ours, theirs in PAIRS.items()
+    ]
+    return _write_table(["", *(TESTS.get(test, test) for test in tests)], rows)
+
+
+def _write_table(heads: list[str], rows: list[list[str]]) -> str:
+    """In Markdown: names in the first column, numbers in the others."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -129,21 +129,16 @@ def list_older(book: Book) -> str:
     """The tables that were measured before a mixture took every row once."""
     ids = [id for id in (*load_tables(), "tiny-imagenet-20") if id in book and not _is_newer(book, id)]
     held = [f"`{id}`" for id in ids if not id.startswith(("corrupted-ooc", "severity-corrupted"))]
-    return (
-        "\n".join(
-            wrap(
-                "**Two mixtures.** A mixture takes every row of a client once, clean or corrupted. The tables "
-                f"{', '.join(held)}, the standardized tables and all figures but that of the filter were measured "
-                "before, when a row could occur both ways. On the same trained models, seeds 0 to 2 at Dir(0.1), the "
-                "change moves the mixture by -0.5 (FedTHE+, MEMO (G)) to +0.3 points (FedAvg + FT), that of FedTHE by "
-                "-0.4. No other column is affected.",
-                139,
-                break_on_hyphens=False,
-            )
-        )
-        if held
-        else ""
+    if not held:
+        return ""
+    said = (
+        "**Two mixtures.** A mixture takes every row of a client once, clean or corrupted. The tables "
+        f"{', '.join(held)}, the standardized tables and all figures but that of the filter were measured before, when "
+        "a row could occur both ways. On the same trained models, seeds 0 to 2 at Dir(0.1), the change moves the "
+        "mixture by -0.5 (FedTHE+, MEMO (G)) to +0.3 points (FedAvg + FT), that of FedTHE by -0.4. No other column is "
+        "affected."
     )
+    return "\n".join(wrap(said, 139, break_on_hyphens=False))
 
 
 def _is_newer(book: Book, id: str) -> bool:
