@@ -28,6 +28,7 @@ from fedthe.study.paper_notes import (
     say_mixture,
     say_ranks,
     say_small_training,
+    say_their_code,
     write_summary,
     write_verdict,
 )
@@ -294,6 +295,21 @@ def test_findings_are_computed_from_the_paper_as_printed():
     assert "implies 31.3" in said  # 4 x 68.53 - 86.06 - 79.13 - 77.61
     assert "42 of 45 baselines" in say_mixture(book)
     assert "rank correlation" in say_ranks(book)
+
+
+def test_their_code_is_set_beside_the_paper():
+    rows = json.loads((RESULTS / "deviations.json").read_text(encoding="utf-8"))["rows"]
+    paper = find_table("main-dir0.1").rows
+    said = say_their_code(Book(RESULTS))
+    assert f"it has {rows['ditto']['ooc'][0]:.1f}, the paper {paper['ditto']['ooc'][0]:.1f}" in said
+    assert f"theirs, run by us, {rows['authors_ditto']['ooc'][0]:.1f}" in said
+    others = ("fedthe", "memo_g", "memo_p", "fedrod", "fedrep", "apfl", "knn_per")
+    cells = [(id, test) for id in others for test in ("original", "corrupted", "ooc")]
+    ours, theirs = (
+        sum(abs(rows[kind + id][test][0] - paper[id][test][0]) for id, test in cells) / len(cells)
+        for kind in ("", "authors_")
+    )
+    assert f"is {ours:.1f} points for our versions and {theirs:.1f} for theirs" in said
 
 
 def test_a_method_is_not_its_own_rival(tmp_path):
