@@ -1,5 +1,7 @@
 """Tables of numbers in terminals of any width: nothing in them is cut."""
 
+from itertools import combinations, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,16 +13,25 @@ TESTS = ("original", "corrupted", "corr.\nooc", "ooc_correlated", "switch10", "o
 METHODS = ("fedavg", "fedthe(alpha=0.2,beta=0.3)", "mine.py:Mine(" + "deep=1," * 12 + "wide=2)")
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(20, 120), st.data())
-def test_columns_are_split_over_tables_that_fit(widths, room, data):
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(20, 120), st.data())
+def test_columns_are_split_over_few_tables_that_fit_and_are_as_narrow_as_can_be(widths, room, data):
     names = data.draw(st.integers(1, min(3, len(widths))))
     tables = split_columns(widths, names, room)
     assert [i for table in tables for i in table[names:]] == [*range(names, len(widths))]
-    for table, after in zip(tables, [*tables[1:], None], strict=True):
-        assert table[:names] == [*range(names)]
-        assert len(table) <= names + 1 or sum(widths[i] + GAP for i in table) <= room
-        if after:  # its first column would not have fitted
-            assert sum(widths[i] + GAP for i in (*table, after[names])) > room
+    assert all(table[:names] == [*range(names)] for table in tables)
+
+    def measure(table):
+        return sum(widths[i] + GAP for i in table) if len(table) > names + 1 else 0  # one column may be too wide
+
+    others = [*range(names, len(widths))]
+    ways = [
+        [[*range(names), *others[low:high]] for low, high in pairwise((0, *cuts, len(others)))]
+        for few in range(max(len(others), 1))
+        for cuts in combinations(range(1, len(others)), few)
+    ]
+    fitting = [way for way in ways if max(map(measure, way)) <= room]
+    assert len(tables) == min(map(len, fitting))
+    assert max(map(measure, tables)) == min(max(map(measure, way)) for way in fitting if len(way) == len(tables))
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

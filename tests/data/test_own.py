@@ -212,6 +212,7 @@ def test_wrong_tests_and_names_are_refused():
         ({"ooc": two}, ["'ooc'"]),
         ({"own": two}, ["'own' has a meaning of its own"]),
         ({"unknown": two}, ["'unknown' has a meaning of its own"]),
+        ({"mixed": two}, ["'mixed' has a meaning of its own"]),
         ({"train": two}, ["'train'"]),
         ({"last night": two}, ["last night"]),
         ({"night": [None, None]}, ["no samples"]),

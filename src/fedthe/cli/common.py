@@ -72,7 +72,17 @@ def print_grid(
 
 
 def split_columns(widths: Sequence[int], names: int, room: int) -> list[list[int]]:
-    """The columns of one or more tables, each with the first `names` and as many others as there is room for."""
+    """The columns of as few tables as there is room for, each with the first `names`; all as narrow as can be."""
+    tables = _fill(widths, names, room)
+    for narrower in range(room - 1, 0, -1):  # so that none is left with a column alone
+        if len(found := _fill(widths, names, narrower)) > len(tables):
+            break
+        tables = found
+    return tables
+
+
+def _fill(widths: Sequence[int], names: int, room: int) -> list[list[int]]:
+    """Tables that each have as many columns as there is room for, and at least one beside the first `names`."""
     tables = [[*range(names)]]
     for i in range(names, len(widths)):
         if len(tables[-1]) > names and sum(widths[j] + GAP for j in (*tables[-1], i)) > room:

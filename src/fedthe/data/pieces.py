@@ -18,7 +18,7 @@ from .shifts import CLEAN, CORRUPTED, Stream, join
 
 SPLITS = ("train", "val", "test")
 RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
-POOLS = ("own", "unknown")  # that no test is named after; a test may well be the pool `natural`
+PHASES = ("own", "unknown", "mixed")  # of streams, that no test is named after; a test may well be `natural`
 NEARLY = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 MOST_SEGMENTS = 2**15  # a stream keeps the number of its segments in 16 bits
 ORDERS = {"corrupted": "own", "corrupted_ooc": "ooc"}  # pools of the same rows, which come in the same order
@@ -145,5 +145,5 @@ def check_test_name(test: object) -> None:
         raise InputError(f"the name of a test must be a word such as night, not {quote(test)}.")
     if test in NEARLY:
         raise InputError(f"{test!r} would be a further test; write {NEARLY[test]} for that split.")
-    if test in (*TEST_NAMES, *STREAM_NAMES, *SPLITS, *RESERVED, *POOLS):
+    if test in (*TEST_NAMES, *STREAM_NAMES, *SPLITS, *RESERVED, *PHASES):
         raise InputError(f"the name {clean(test)!r} has a meaning of its own; choose another name for the test.")
