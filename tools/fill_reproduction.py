@@ -15,10 +15,12 @@ from pathlib import Path
 from fedthe.study.claims import Book, write_claims
 from fedthe.study.judgement import (
     write_deviations,
+    write_discriminant,
     write_goals,
     write_judgement,
     write_passes,
     write_recommendation,
+    write_rivals,
     write_streams,
 )
 from fedthe.study.paper_claims import CLAIMS
@@ -56,6 +58,8 @@ WRITTEN: dict[str, Callable[[Book], str]] = {
     "judged": write_judgement,
     "goals": write_goals,
     "passes": write_passes,
+    "rivals": write_rivals,
+    "discriminant": write_discriminant,
     "recommended": write_recommendation,
     "streams": write_streams,
     "deviations": write_deviations,

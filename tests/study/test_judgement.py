@@ -135,6 +135,42 @@ def test_deviations_are_theirs_minus_ours(tmp_path):
     assert all(line.count("**+3.0") == len(FIVE) + 1 for line in lines)
 
 
+def write_levels(folder, levels, passes):
+    """A record of main-dir10, every client of seed 3 at its method's level, and of seed 2 far from it."""
+    clients = {
+        method: {test: {"2": [99.0] * 4, "3": [level, level + 2.0, level - 2.0, level]} for test in FIVE}
+        for method, level in levels.items()
+    }
+    case = {"columns": {test: test for test in FIVE}, "clients": clients, "passes": passes, "config": {"seeds": [2, 3]}}
+    rows = {method: {test: [0.0, 0.0] for test in FIVE} for method in levels}
+    folder.mkdir(exist_ok=True)
+    write_sealed(folder / "main-dir10.json", {"format": 1, "id": "main-dir10", "rows": rows, "cases": [case]})
+
+
+def test_the_filter_is_set_beside_the_best_method_of_its_cost(tmp_path):
+    levels = {"fedavg": 60.0, "fedthe": 61.0, "fedthe_plus": 62.0, "memo_g": 63.0}
+    passes = {"fedavg": [1, 0], "fedthe": [1, 0], "fedthe_plus": [50, 48], "memo_g": [97, 96]}
+    write_levels(tmp_path, levels, passes)
+    assert judgement.write_rivals(Book(tmp_path)).startswith("Not measured yet")
+    ours = {"fedthe_regime": 61.5, "regime_memo": 62.5, "fedthe_regime_lda": 61.75}
+    write_levels(tmp_path / judgement.PAST, ours, {method: [1, 0] for method in ours})
+    (line,) = judgement.write_rivals(Book(tmp_path)).splitlines()[2:]
+    name, one, plain, gap, best, memo, lead = line.strip("| ").split(" | ")
+    assert (name, one, plain, best, memo) == ("Dir(10)", "FedTHE 61.0", "61.5", "MEMO (G) 63.0", "62.5")
+    assert gap.startswith("**+0.5")
+    assert lead.startswith("**-0.5")
+    (line,) = judgement.write_discriminant(Book(tmp_path)).splitlines()[2:]
+    assert line.count("+0.2 [") + line.count("+0.3 [") == len(FIVE) + 1
+
+
+def test_our_methods_answered_the_samples_of_the_main_tables():
+    for path in (ROOT / "results" / judgement.PAST).glob("*.json"):
+        main = json.loads((ROOT / "results" / path.name).read_text(encoding="utf-8"))
+        past = json.loads(path.read_text(encoding="utf-8"))
+        assert [case["manifests"] for case in past["cases"]] == [case["manifests"] for case in main["cases"]]
+        assert past["rows"].keys() == {*judgement.PAST_METHODS}
+
+
 def test_every_deviation_is_measured_beside_ours():
     known = STUDIES | PACKAGE
     assert {*deviations.METHODS} == {*deviations.PAIRS, *deviations.PAIRS.values()} <= known.keys()
