@@ -18,7 +18,7 @@ from fedthe.report.leaderboard import FREELY, MEAN, Board, Entry, is_best, measu
 from fedthe.report.read import check_record, is_record
 from fedthe.statistics import bootstrap
 from fedthe.store import write_sealed
-from fedthe.study.tables import find_table, plan_cases
+from fedthe.study.tables import OWN_TABLES, find_table, plan_cases
 from fedthe.text import say_points
 from helpers import ROOT
 
@@ -361,6 +361,16 @@ def test_tables_and_boards_round_alike():
                         assert say_points(mean) == say_points(bootstrap(pairs).mean), (path, method, test)
                         checked += 1
     assert checked > 200
+
+
+def test_the_boards_of_the_papers_tables_come_first_and_larger_ones_before_smaller():
+    boards, _ = read_boards([RESULTS])
+    ours = [board.sources[0] in OWN_TABLES for board in boards]
+    assert {*ours} == {True, False}
+    assert ours == sorted(ours)
+    for part in (True, False):
+        sizes = [len(board.entries) for board, own in zip(boards, ours, strict=True) if own is part]
+        assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_folder_of_a_run_is_not_a_record(fedthe, data, tmp_path):

@@ -80,13 +80,18 @@ class Board:
     classes: Mapping[str, float]  # effective, by seed
     names: dict[str, str]  # of natural tests
     entries: dict[str, Entry] = field(default_factory=dict)  # by the id of the method; see `_put`
-    sources: list[str] = field(default_factory=list)  # ids of tables
+    sources: list[str] = field(default_factory=list)  # ids of tables, first that of the title
     failed: list[Entry] = field(default_factory=list)  # without some tests or seeds
 
     @property
     def tests(self) -> list[str]:
         """Every method has the same ones."""
         return list(next(iter(self.entries.values())).tests)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the table that it is named after is not one of the paper's."""
+        return self.sources[0] in OWN_TABLES
 
     @property
     def averaged(self) -> list[str]:
@@ -102,7 +107,7 @@ class Board:
 
 
 def read_boards(folders: Iterable[Path]) -> tuple[list[Board], list[str]]:
-    """All boards of at least three methods, and the ids of the tables on none. Larger boards come first."""
+    """All boards of at least three methods, and the ids of the tables on none. The paper's tables come first."""
     boards: dict[str, Board] = {}
     records = {path: record for folder in folders for path, record in read_records(folder).items()}
     # a board has the title of its largest table
@@ -111,7 +116,7 @@ def read_boards(folders: Iterable[Path]) -> tuple[list[Board], list[str]]:
             _add(boards, record, path)
     shown = [board for board in boards.values() if len(board.entries) >= FEWEST]
     lost = [id for board in boards.values() if board not in shown for id in board.sources]
-    return sorted(shown, key=lambda board: -len(board.entries)), sorted(set(lost))
+    return sorted(shown, key=lambda board: (board.is_ours, -len(board.entries))), sorted(set(lost))
 
 
 def read_records(folder: Path) -> dict[Path, Mapping[str, Any]]:
