@@ -153,9 +153,13 @@ def compare(
     book: Book, label: str, id: str, a: str, b: str | Sequence[str], test: str = AVERAGE, rule: Rule = is_ahead
 ) -> list[Part]:
     """Method a against b, or against the best of several; nothing if a record or method is not there."""
-    if id not in book:
-        return []
-    record, rivals = book[id], [method for method in ([b] if isinstance(b, str) else b) if method != a]
+    return compare_in(book[id], label, a, b, test, rule) if id in book else []
+
+
+def compare_in(
+    record: Record, label: str, a: str, b: str | Sequence[str], test: str = AVERAGE, rule: Rule = is_ahead
+) -> list[Part]:
+    rivals = [method for method in ([b] if isinstance(b, str) else b) if method != a]
     known = [method for method in rivals if method in record.clients]
     if a not in record.clients or not known:
         return []
