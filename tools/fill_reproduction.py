@@ -32,9 +32,8 @@ from fedthe.study.paper_notes import (
     say_tiny,
     write_inputs,
     write_notes,
-    write_summary,
-    write_verdict,
 )
+from fedthe.study.paper_verdict import write_summary, write_verdict
 from fedthe.study.reproduce import read_record
 from fedthe.study.show import write_markdown
 from fedthe.study.tables import find_table

@@ -26,14 +26,12 @@ from fedthe.study.paper_notes import (
     list_ablations,
     list_older,
     say_above,
-    say_label_shift,
     say_mixture,
     say_ranks,
     say_small_training,
     say_their_code,
-    write_summary,
-    write_verdict,
 )
+from fedthe.study.paper_verdict import say_label_shift, write_summary, write_verdict
 from fedthe.study.tables import AVERAGE, find_table
 from helpers import ROOT
 

@@ -179,6 +179,10 @@ def say_gap(gap: Interval) -> str:
     return said if gap.low is None or gap.high is None else f"{said} [{say_points(gap.low)}, {say_points(gap.high)}]"
 
 
+def say_each(numbers: Sequence[float | None], sign: str = "", between: str = ", ") -> str:
+    return between.join(say_points(number, sign) for number in numbers if number is not None)
+
+
 def name_row(method: str) -> str:
     """Of a method, or of a row of the ablation: ablation_9 is (9)."""
     return f"({method.removeprefix('ablation_')})" if method.startswith("ablation_") else name_method(method)

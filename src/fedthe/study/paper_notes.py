@@ -8,103 +8,16 @@ from textwrap import wrap
 from typing import Any
 
 from .. import store
-from ..statistics import Interval
 from ..text import say_points
-from . import judged
-from .claims import Book, Part, Record, is_ahead, is_no_worse, name_row, say_gap
+from .claims import Book, name_row, say_each, say_gap
 from .deviations import PAIRS
-from .paper_claims import CORRUPTED_OOC, GLOBAL, OTHERS, PERSONAL, SETTINGS, in_settings, on_tests
+from .paper_claims import CORRUPTED_OOC, SETTINGS
 from .reproduce import read_record
-from .tables import AVERAGE, MAIN_TESTS, find_table, load_tables
+from .tables import MAIN_TESTS, find_table, load_tables
 
 COMPARABLE = ("original", "corrupted", "ooc")  # measured on the paper's data
-LABEL_SHIFT = ("logit_adjust", "em", "bbse", "fmapls")
 CLOSER = 0.3  # points that we would notice
 EXACT = 0.02  # points: two rounded numbers that are the same
-
-
-def write_verdict(book: Book) -> str:
-    """The page in a paragraph, from the same parts as the claims: what is open there is open here."""
-    led = _count(in_settings("fedthe", PERSONAL, "ooc")(book))
-    kept = _count(in_settings("fedthe", OTHERS, "original", is_no_worse)(book))
-    covariate = ". ".join(
-        f"{name_row(method)} is shown to be better than the best of these "
-        + "; ".join(
-            f"on {test} images in {_count(parts)} settings, and worse in {sum(part.holds is False for part in parts)}"
-            for test, parts in _judge_covariate(book, method).items()
-        )
-        for method in ("fedthe", "fedthe_plus")
-    )
-    hundred = on_tests("clients100-dir0.1", "fedthe_plus", PERSONAL, MAIN_TESTS)(book)
-    tenth = on_tests("participation0.1-dir0.1", "fedthe_plus", PERSONAL, MAIN_TESTS)(book)
-    said = (
-        f"**{say_shifts(book)}** Out of client, FedTHE is ahead of every other personalized method of the paper in "
-        f"{led} settings (networks and degrees of skew; with ResNet20-GN and CCT4, the paper's tables have five other "
-        f"methods, none of them global). {say_globals(book)} {say_label_shift(book)} In distribution it is less than a "
-        f"point behind the best other method of the paper in {kept}. {covariate}; the rest is open. With 100 clients, "
-        f"FedTHE+ is ahead of the best other personalized method of the paper on {_say_sides(hundred)}; with "
-        f"a tenth of the clients per round, it is ahead on {_say_sides(tenth)}."
-    )
-    return "\n".join(wrap(said, 139, break_on_hyphens=False))
-
-
-def say_shifts(book: Book) -> str:
-    """The page in a sentence. Out of client, FedTHE helps if it is ahead of all other personalized methods."""
-    label = [part.holds for part in in_settings("fedthe", PERSONAL, "ooc")(book)]
-    covariate = [part.holds for parts in _judge_covariate(book, "fedthe").values() for part in parts]
-    helps = "helps" if all(label) else "helps in some settings" if any(label) else "is not shown to help"
-    under = (
-        "in some settings it does" if any(covariate) else "it is not shown to" if None in covariate else "it does not"
-    )
-    return f"FedTHE {helps} under label shift; under covariate shift {under}."
-
-
-def _judge_covariate(book: Book, method: str) -> dict[str, Sequence[Part]]:
-    """A method against the best other one in every setting, by covariate shift."""
-    return {test: in_settings(method, OTHERS, test)(book) for test in ("corrupted", "natural")}
-
-
-def say_globals(book: Book) -> str:
-    """FedTHE against the best global model of each setting that has one, out of client and on average."""
-    gaps: dict[str, dict[str, Interval]] = {}
-    for label, id in SETTINGS.items():
-        held = [method for method in GLOBAL if id in book and method in book[id].clients]
-        if held:
-            rival = book[id].best("ooc", held)
-            gaps[label] = {test: book[id].gap(rival, "fedthe", test) for test in ("ooc", AVERAGE)}
-    better = [gap["ooc"].mean for gap in gaps.values() if is_ahead(gap["ooc"])]
-    by = f", by {say_points(min(better))} to {say_points(max(better))} points" if better else ""
-    whole = ", ".join(f"{label} ({say_gap(gap[AVERAGE])})" for label, gap in gaps.items() if is_ahead(gap[AVERAGE]))
-    on_average = f", and on the average of the five tests at {whole}" if whole else ""
-    return (
-        f"The best global model is better there in {len(better)} of {len(gaps)} settings that have one{by}{on_average}."
-    )
-
-
-def say_label_shift(book: Book) -> str:
-    """Against methods that the paper lacks: label-shift baselines on FedTHE's own training."""
-    records = [book[id] for id in judged.SETTINGS if id in book]
-    if not records:
-        return ""
-    gaps = [record.gap("fedthe", record.best("ooc", LABEL_SHIFT), "ooc") for record in records]
-    ahead = [gap.mean for gap in gaps if is_ahead(gap)]
-    behind = [-gap.mean for gap in gaps if is_ahead(gap) is False]
-    names = [name_row(method) for method in LABEL_SHIFT]
-    return (
-        f"The paper has no baselines that are made for label shift. The best of {', '.join(names[:-1])} and "
-        f"{names[-1]}, on FedTHE's own training, is better than FedTHE out of client in {len(behind)} of {len(gaps)} "
-        f"settings, by up to {say_points(max(behind, default=0.0))} points, and worse in {len(ahead)}, by up to "
-        f"{say_points(max(ahead, default=0.0))} (seeds 31 to 38)."
-    )
-
-
-def _count(parts: Sequence[Part]) -> str:
-    return f"{sum(part.holds is True for part in parts)} of {len(parts)}"
-
-
-def _say_sides(parts: Sequence[Part]) -> str:
-    ahead, behind = ([part.where for part in parts if part.holds is each] for each in (True, False))
-    return f"{', '.join(ahead) or 'no test'} and behind it on {', '.join(behind) or 'none'}"
 
 
 def list_ablations(book: Book) -> str:
@@ -212,8 +125,8 @@ def say_em(book: Book) -> str:
     ours = [record.score("ablation_7", test) for test in ("original", "corrupted", "natural")]
     return (
         "**(7), EM alone.** e starts at 0.5, and the entropy of the mixture falls fastest towards the more confident "
-        f"head, the personal one: (7) has {_list(ours)} on original, corrupted and natural, the personal head alone "
-        f"{_list(personal)}. The paper's numbers require the global head; we do not know why."
+        f"head, the personal one: (7) has {say_each(ours)} on original, corrupted and natural, the personal head alone "
+        f"{say_each(personal)}. The paper's numbers require the global head; we do not know why."
     )
 
 
@@ -228,9 +141,9 @@ def say_hundred(book: Book) -> str:
         f"{say_less(record, 'ooc')} points below the paper. A client trains on 300 rows, so a round has 50 steps "
         "instead of 235, and training has progressed less after 100 rounds. The authors' inputs are worth "
         f"{say_points(gains[0])} points out of client and {say_points(gains[1])} on original. With five times as "
-        f"many clients and a fifth of the rows each, the paper's FedTHE goes from {_list(papers)} to {_list(gap)} on "
-        "original and ooc; we do not see how. The effect of redrawn splits, where each row counts for more, was not "
-        "measured."
+        f"many clients and a fifth of the rows each, the paper's FedTHE goes from {say_each(papers)} to "
+        f"{say_each(gap)} on original and ooc; we do not see how. The effect of redrawn splits, "
+        "where each row counts for more, was not measured."
     )
 
 
@@ -248,11 +161,11 @@ def say_their_code(book: Book) -> str:
     misses = {ours: (miss(ours, ours), miss(theirs, ours)) for ours, theirs in PAIRS.items() if ours in paper}
     mine, theirs = (fmean(each[i] for each in misses.values()) for i in (0, 1))
     closer = [name_row(ours) for ours, (before, after) in misses.items() if before - after >= CLOSER]
-    ditto = [[record.score(method, test) for test in COMPARABLE] for method in ("ditto", PAIRS["ditto"])]
+    ours, coded = ([record.score(method, test) for test in COMPARABLE] for method in ("ditto", PAIRS["ditto"]))
     return (
         "**The authors' code** (seeds 0 to 2 at Dir(0.1)). Their Ditto adds its proximal term after the step, where it "
-        f"has no effect. Run so, it has {_list(ditto[1])} on original, corrupted and ooc, ours {_list(ditto[0])}, the "
-        f"paper {_list([paper['ditto'][test][0] for test in COMPARABLE])}: out of client, theirs is below the paper "
+        f"has no effect. Run so, it has {say_each(coded)} on original, corrupted and ooc, ours {say_each(ours)}, the "
+        f"paper {say_each([paper['ditto'][test][0] for test in COMPARABLE])}: out of client, theirs is below the paper "
         "like the other methods, ours far above it. That was not tried at Dir(1.0) and Dir(10). "
         "[Their other deviations](methods.md#deviations) do not explain the gap: over "
         f"{', '.join(map(name_row, misses))}, the mean distance to the paper on these tests is {say_points(mine)} "
@@ -275,7 +188,9 @@ def say_above(book: Book) -> str:
             for method in record.methods
         }
         found.append(f"{label}: " + "; ".join(f"{name_row(m)} {', '.join(of)}" for m, of in cells.items() if of))
-    apfl = [_list([book[id].paper("apfl", test) for id in list(SETTINGS.values())[:3]]) for test in ("original", "ooc")]
+    apfl = [
+        say_each([book[id].paper("apfl", test) for id in list(SETTINGS.values())[:3]]) for test in ("original", "ooc")
+    ]
     return (
         f"**More than three points above the paper.** {'. '.join(found)}. For Ditto, see the authors' code. The "
         f"paper's APFL has {apfl[0]} on original and {apfl[1]} out of client at Dir(0.1), Dir(1.0) and Dir(10), though "
@@ -292,11 +207,11 @@ def say_networks(book: Book) -> str:
             method: [record.score(method, test) - (record.paper(method, test) or 0) for test in COMPARABLE]
             for method in ("fedthe", "fedrod")
         }
-        found.append(f"{label}: FedTHE {_list(gaps['fedthe'], '+')}, FedRoD {_list(gaps['fedrod'], '+')}")
+        found.append(f"{label}: FedTHE {say_each(gaps['fedthe'], '+')}, FedRoD {say_each(gaps['fedrod'], '+')}")
     return (
         "**ResNet20-GN and CCT4.** Differences to the paper on original, corrupted and ooc: "
         f"{'; '.join(found)}. FedRoD and FedTHE deploy the same trained network here, so FedTHE cannot be "
-        f"{_list(leads, between=' and ')} points ahead on original as in the paper."
+        f"{say_each(leads, between=' and ')} points ahead on original as in the paper."
     )
 
 
@@ -305,9 +220,9 @@ def say_shifted_row(book: Book) -> str:
     printed = [record.paper(method, "corrupted_ooc") or 0 for method in ("memo_p", "fedthe", "fedthe_plus")]
     ours = [record.score(method, "corrupted_ooc") for method in ("memo_p", "fedthe", "fedthe_plus")]
     return (
-        f"**Corrupted out-of-client with ResNet20-GN.** The paper prints {_list(printed)} for MEMO (P), FedTHE and "
-        f"FedTHE+. The row seems to be rotated by one cell; {_list([printed[2], *printed[:2]])} would be in line with "
-        f"ours, {_list(ours)}."
+        f"**Corrupted out-of-client with ResNet20-GN.** The paper prints {say_each(printed)} for MEMO (P), FedTHE and "
+        f"FedTHE+. The row seems to be rotated by one cell; {say_each([printed[2], *printed[:2]])} would be in line "
+        f"with ours, {say_each(ours)}."
     )
 
 
@@ -363,61 +278,12 @@ def write_inputs(book: Book) -> str:
             [drawn[method][test]["mean"] for test in COMPARABLE],
             [record.paper(method, test) or 0 for test in COMPARABLE],
         ]
-        lines.append(f"| {method} | " + " | ".join(_list(cell, between=" / ") for cell in cells) + " |")
+        lines.append(f"| {method} | " + " | ".join(say_each(cell, between=" / ") for cell in cells) + " |")
     return "\n".join([*lines, "", f"Seeds {', '.join(map(str, seeds))}."])
 
 
-def write_summary(book: Book) -> str:
-    """For the README: the main methods, the best other one, and what that means."""
-    record, tests = book["main-dir0.1"], (*MAIN_TESTS, "corrupted_ooc")
-    others = [method for method in record.methods if not method.startswith("fedthe")]
-    best = [record.best(test, others) for test in tests]
-    shown = {"FedAvg": ["fedavg"] * 6, "FedAvg+FT": ["fedavg_ft"] * 6, "the best other method": best}
-    shown |= {"FedTHE": ["fedthe"] * 6, "FedTHE+": ["fedthe_plus"] * 6}
-    titles = ["original", "corrupted", "ooc", "natural (Tiny-ImageNet, 7 classes)", "mixture", "corrupted ooc"]
-    lines = [f"| | {' | '.join(titles)} |", "|---|" + "---|" * 6]
-    for title, methods in shown.items():
-        scores = [record.score(method, test) for method, test in zip(methods, tests, strict=True)]
-        lines.append(f"| {title} | {_list(scores, between=' | ')} |")
-    local = [method for method in others if method not in GLOBAL]
-    rival, seeds = record.best("ooc", local), len(record.clients["fedthe"]["ooc"])
-    leads = {method: say_gap(record.gap("fedthe", method, "ooc")).lstrip("+") for method in ("fedavg_ft", rival)}
-    kept = [f"{name_row(each)} is {say_gap(record.gap('fedthe', each, 'original'))}" for each in ("fedavg_ft", best[0])]
-    said = (
-        f"The best other method is, column by column, {', '.join(map(name_row, best))}. These are means over {seeds} "
-        f"seeds. Out of client (ooc), FedTHE is ahead of FedAvg+FT by {leads['fedavg_ft']} points (95 % interval) and "
-        f"of the best other personalized method of the paper, {name_row(rival)}, by {leads[rival]}. "
-        f"{_say_global(record)} {say_label_shift(book)} On its own client's data, FedTHE's difference to "
-        f"{', and to '.join(kept)}. {_say_shifted(record, others)} Over all settings: {say_shifts(book)}"
-    )
-    return "\n".join([*lines, "", *wrap(said, 139, break_on_hyphens=False)])
-
-
-def _say_global(record: Record) -> str:
-    """FedTHE against the best global model, out of client and in distribution."""
-    rival = record.best("ooc", [method for method in GLOBAL if method in record.clients])
-    gap, lead = record.gap(rival, "fedthe", "ooc"), record.gap("fedthe", rival, "original")
-    found = {True: "is better there", False: "is worse there", None: "may be better there, which is open"}[
-        is_ahead(gap)
-    ]
-    said = f"The best global model, {name_row(rival)}, {found} ({say_gap(gap)})"
-    return f"{said}; on original, FedTHE's difference to it is {say_gap(lead)}."
-
-
-def _say_shifted(record: Record, others: Sequence[str]) -> str:
-    """FedTHE against the best other method under a covariate shift."""
-    gaps = {test: record.gap("fedthe", record.best(test, others), test) for test in ("corrupted", "natural")}
-    words = {True: "better", False: "worse", None: "not shown to be better"}
-    said = " and ".join(f"{words[is_ahead(gap)]} on {test} images ({say_gap(gap)})" for test, gap in gaps.items())
-    return f"Against the best other method, it is {said}."
-
-
 def _span(numbers: Sequence[float]) -> str:
-    return _list([min(numbers), max(numbers)], "+", " to ")
-
-
-def _list(numbers: Sequence[float | None], sign: str = "", between: str = ", ") -> str:
-    return between.join(say_points(number, sign) for number in numbers if number is not None)
+    return say_each([min(numbers), max(numbers)], "+", " to ")
 
 
 Say = Callable[[Book], str]
