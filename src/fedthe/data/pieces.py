@@ -14,11 +14,12 @@ from .. import rng
 from ..errors import InputError
 from ..names import STREAM_NAMES, TEST_NAMES
 from ..text import clean, quote
+from ..timeline import MIXED, UNKNOWN
 from .shifts import CLEAN, CORRUPTED, Stream, join
 
 SPLITS = ("train", "val", "test")
 RESERVED = ("average", "mean", "method", "seed", "test", "client", "label", "none")  # columns beside tests, and words
-PHASES = ("own", "unknown", "mixed")  # of streams, that no test is named after; a test may well be `natural`
+PHASES = ("own", UNKNOWN, MIXED)  # of streams, that no test is named after; a test may well be `natural`
 NEARLY = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 MOST_SEGMENTS = 2**15  # a stream keeps the number of its segments in 16 bits
 ORDERS = {"corrupted": "own", "corrupted_ooc": "ooc"}  # pools of the same rows, which come in the same order

@@ -12,6 +12,7 @@ from ..text import say_points
 from .claims import TESTS, Book, Record
 from .deviations import PAIRS
 from .judged import SETTINGS, name_setting
+from .paper_claims import MAIN
 from .reproduce import read_record
 from .streams import say_slowest, say_worst
 from .tables import AVERAGE, MAIN_TESTS, find_table
@@ -25,7 +26,6 @@ COMPARED = (("fedthe_regime", "fedthe"), ("fedthe_regime", "fedthe_plus"), ("reg
 # Records of main tables with methods of ours, in a folder of their own; what the seeds below showed decided on settings
 PAST = "past"
 PAST_METHODS = ("fedthe_regime", "regime_mirror", "regime_memo", "fedthe_regime_lda")
-MAIN = {"main-dir0.1": "Dir(0.1)", "main-dir1": "Dir(1.0)", "main-dir10": "Dir(10)"}
 CHOSEN_ON = (0, 1, 2)
 
 # Variants of the filter with more passes per sample, forward and backward, than its one
@@ -96,14 +96,14 @@ def write_rivals(book: Book) -> str:
     """A line for each partition: the filter against the best of all methods that take no more passes."""
     heads = ["", "best other, 1 pass", "filter", "difference", "best other", "filter and MEMO", "difference"]
     rows = []
-    for id, record in _join_main(book).items():
-        passes = read_record(find_table(id), book.folder)["cases"][0]["passes"]
+    for label, record in _join_main(book).items():
+        passes = read_record(record.table, book.folder)["cases"][0]["passes"]
         cells = []
         for ours, rivals in (("fedthe_regime", [m for m in passes if sum(passes[m]) == 1]), ("regime_memo", [*passes])):
             best = record.best(AVERAGE, rivals)
             cells.append(f"{name_method(best)} {say_points(record.score(best, AVERAGE))}")
             cells += [say_points(record.score(ours, AVERAGE)), _write_gap(record.gap(ours, best, AVERAGE))]
-        rows.append([MAIN[id], *cells])
+        rows.append([label, *cells])
     return _write_table(heads, rows) if rows else _say_unmeasured()
 
 
@@ -111,8 +111,8 @@ def write_discriminant(book: Book) -> str:
     """A line for each partition: what the discriminant adds to the filter."""
     tests = (*MAIN_TESTS, AVERAGE)
     rows = [
-        [MAIN[id], *(_write_gap(record.gap("fedthe_regime_lda", "fedthe_regime", test)) for test in tests)]
-        for id, record in _join_main(book).items()
+        [label, *(_write_gap(record.gap("fedthe_regime_lda", "fedthe_regime", test)) for test in tests)]
+        for label, record in _join_main(book).items()
     ]
     return _write_table(["", *(TESTS.get(test, test) for test in tests)], rows) if rows else _say_unmeasured()
 
@@ -120,7 +120,7 @@ def write_discriminant(book: Book) -> str:
 def _join_main(book: Book) -> dict[str, Record]:
     """Main tables with our methods beside the paper's, without the seeds that settings were chosen on."""
     found = {}
-    for id in MAIN:
+    for label, id in MAIN.items():
         if id in book and f"{PAST}/{id}" in book:
             every = {**book[id].clients, **book[f"{PAST}/{id}"].clients}
             new = {
@@ -129,7 +129,7 @@ def _join_main(book: Book) -> dict[str, Record]:
                 }
                 for method, tests in every.items()
             }
-            found[id] = Record(book[id].table, new)
+            found[label] = Record(book[id].table, new)
     return found
 
 

@@ -11,7 +11,7 @@ from .. import store
 from ..text import say_points
 from .claims import Book, name_row, say_each, say_gap
 from .deviations import PAIRS
-from .paper_claims import CORRUPTED_OOC, SETTINGS
+from .paper_claims import CORRUPTED_OOC, MAIN, SETTINGS
 from .reproduce import read_record
 from .tables import MAIN_TESTS, find_table, load_tables
 
@@ -47,7 +47,7 @@ def say_ranks(book: Book) -> str:
     from scipy.stats import spearmanr
 
     found, moves = [], []
-    for label, id in list(SETTINGS.items())[:3]:
+    for label, id in MAIN.items():
         if id in book:
             record = book[id]
             known = [method for method in record.methods if record.paper(method, "original") is not None]
@@ -177,7 +177,7 @@ def say_their_code(book: Book) -> str:
 def say_above(book: Book) -> str:
     """The cells in which we are far above the paper."""
     found = []
-    for label, id in list(SETTINGS.items())[:3]:
+    for label, id in MAIN.items():
         record = book[id]
         cells = {
             method: [
@@ -188,9 +188,7 @@ def say_above(book: Book) -> str:
             for method in record.methods
         }
         found.append(f"{label}: " + "; ".join(f"{name_row(m)} {', '.join(of)}" for m, of in cells.items() if of))
-    apfl = [
-        say_each([book[id].paper("apfl", test) for id in list(SETTINGS.values())[:3]]) for test in ("original", "ooc")
-    ]
+    apfl = [say_each([book[id].paper("apfl", test) for id in MAIN.values()]) for test in ("original", "ooc")]
     return (
         f"**More than three points above the paper.** {'. '.join(found)}. For Ditto, see the authors' code. The "
         f"paper's APFL has {apfl[0]} on original and {apfl[1]} out of client at Dir(0.1), Dir(1.0) and Dir(10), though "

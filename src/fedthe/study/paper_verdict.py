@@ -9,7 +9,7 @@ from ..statistics import Interval
 from ..text import say_points
 from . import judged
 from .claims import Book, Part, Record, is_ahead, is_no_worse, name_row, say_each, say_gap
-from .paper_claims import GLOBAL, OTHERS, PERSONAL, SETTINGS, in_settings, on_tests
+from .paper_claims import GLOBAL, OTHERS, PERSONAL, SETTINGS, find_global, in_settings, on_tests
 from .tables import AVERAGE, MAIN_TESTS
 
 LABEL_SHIFT = ("logit_adjust", "em", "bbse", "fmapls")
@@ -60,9 +60,7 @@ def say_globals(book: Book) -> str:
     """FedTHE against the best global model of each setting that has one, out of client and on average."""
     gaps: dict[str, dict[str, Interval]] = {}
     for label, id in SETTINGS.items():
-        held = [method for method in GLOBAL if id in book and method in book[id].clients]
-        if held:
-            rival = book[id].best("ooc", held)
+        if id in book and (rival := find_global(book[id])):
             gaps[label] = {test: book[id].gap(rival, "fedthe", test) for test in ("ooc", AVERAGE)}
     better = [gap["ooc"].mean for gap in gaps.values() if is_ahead(gap["ooc"])]
     by = f", by {say_points(min(better))} to {say_points(max(better))} points" if better else ""
@@ -127,7 +125,9 @@ def write_summary(book: Book) -> str:
 
 def _say_global(record: Record) -> str:
     """FedTHE against the best global model, out of client and in distribution."""
-    rival = record.best("ooc", [method for method in GLOBAL if method in record.clients])
+    rival = find_global(record)
+    if rival is None:
+        return ""
     gap, lead = record.gap(rival, "fedthe", "ooc"), record.gap("fedthe", rival, "original")
     found = {True: "is better there", False: "is worse there", None: "may be better there, which is open"}[
         is_ahead(gap)
