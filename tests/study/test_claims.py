@@ -215,10 +215,14 @@ def test_tables_with_the_earlier_mixture_are_named():
     said = list_older(Book(RESULTS))
     manifests = {
         id: json.loads((RESULTS / f"{id}.json").read_text(encoding="utf-8"))["cases"][0]["manifests"]["0"]
-        for id in ("ablation", "main-dir0.1", "participation0.4-dir0.1", "train-size1-dir0.1")
+        for id in ("ablation", "main-dir0.1", "participation0.4-dir0.1", "train-size1-dir0.1", "main-dir1")
+        for id in (id, f"standardized/{id}")
+        if (RESULTS / f"{id}.json").exists()
     }
+    assert {"standardized/main-dir0.1", "standardized/main-dir1"} <= manifests.keys()
     for id, manifest in manifests.items():
-        assert (f"`{id}`" in said) == (manifest != manifests["main-dir0.1"])
+        newer = manifests["main-dir1" if id.endswith("dir1") else "main-dir0.1"]
+        assert (f"`{id}`" in said) == (manifest != newer)
 
 
 def test_rules_and_rows_are_told_before_they_are_used():

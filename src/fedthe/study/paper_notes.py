@@ -75,13 +75,14 @@ def say_ranks(book: Book) -> str:
 
 def list_older(book: Book) -> str:
     """The tables that were measured before a mixture took every row once."""
-    ids = [id for id in (*load_tables(), "tiny-imagenet-20") if id in book and not _is_newer(book, id)]
-    held = [f"`{id}`" for id in ids if not id.startswith(("corrupted-ooc", "severity-corrupted"))]
+    ids = (*load_tables(), "tiny-imagenet-20", *(f"standardized/{id}" for id in load_tables()))
+    older = [id for id in ids if id in book and not _is_newer(book, id)]
+    held = [f"`{id}`" for id in older if not id.startswith(("corrupted-ooc", "severity-corrupted"))]
     if not held:
         return ""
     said = (
         "**Two mixtures.** A mixture takes every row of a client once, clean or corrupted. The tables "
-        f"{', '.join(held)}, the standardized tables and all figures but that of the filter were measured before, when "
+        f"{', '.join(held)} and all figures but that of the filter were measured before, when "
         "a row could occur both ways. On the same trained models, seeds 0 to 2 at Dir(0.1), the change moves the "
         "mixture by -0.5 (FedTHE+, MEMO (G)) to +0.3 points (FedAvg + FT), that of FedTHE by -0.4. No other column is "
         "affected."
@@ -91,7 +92,8 @@ def list_older(book: Book) -> str:
 
 def _is_newer(book: Book, id: str) -> bool:
     """Records say how many classes clients have since mixtures take every row once."""
-    return bool(read_record(find_table(id), book.folder).get("effective_classes"))
+    file = book.folder / id
+    return bool(read_record(find_table(file.name), file.parent).get("effective_classes"))
 
 
 def say_mixture(book: Book) -> str:
