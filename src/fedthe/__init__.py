@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from .data.plan import build as build
     from .data.pool import Dataset as Dataset
     from .data.pool import Pool as Pool
+    from .deploy.export import export as export
+    from .deploy.join import personalize as personalize
+    from .deploy.online import Online as Online
+    from .deploy.online import Prediction as Prediction
+    from .deploy.online import load_bundle as load_bundle
     from .engine.check import check_method as check_method
     from .errors import InputError as InputError
     from .experiment.results import Results as Results
@@ -50,6 +55,11 @@ _HOMES = {
     "build": ".data.plan",
     "Dataset": ".data.pool",
     "Pool": ".data.pool",
+    "export": ".deploy.export",
+    "personalize": ".deploy.join",
+    "load_bundle": ".deploy.online",
+    "Online": ".deploy.online",
+    "Prediction": ".deploy.online",
     "InputError": ".errors",
     "check_method": ".engine.check",
     "NETS": ".nets",

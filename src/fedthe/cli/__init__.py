@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import Commands, guard
-from . import bench, data, methods, paper, report, run, settings
+from . import bench, data, deploy, methods, paper, report, run, settings
 
 app = typer.Typer(
     name="fedthe",
@@ -54,7 +54,7 @@ def _root(
 
 
 for each in (
-    *(run.demo, run.run, settings.settings, methods.methods),
+    *(run.demo, run.run, settings.settings, methods.methods, deploy.export, deploy.predict, deploy.personalize),
     *(paper.table, paper.figure, report.report, report.compare, report.leaderboard, report.watch, bench.bench),
 ):
     app.command()(each)

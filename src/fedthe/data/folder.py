@@ -109,7 +109,12 @@ def read_folders(
 
 def read_image(name: str, read: Callable[[], bytes], shape: tuple[int, ...], shaped: Shaped = "crop") -> np.ndarray:
     """One encoded image, upright, opaque and resized: uint8 [*shape]."""
-    return decode_image(name, read, lambda image: fit_image(name, _normalize(image), shape, shaped))
+    return decode_image(name, read, lambda image: fit_picture(name, image, shape, shaped))
+
+
+def fit_picture(name: str, image: Image, shape: tuple[int, ...], shaped: Shaped = "crop") -> np.ndarray:
+    """The same of a picture that is decoded already."""
+    return fit_image(name, _normalize(image), shape, shaped)
 
 
 def _normalize(image: Image) -> Image:

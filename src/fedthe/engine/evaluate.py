@@ -120,8 +120,11 @@ def answer_stream(
     return score(answer_one(method, mine, begin_one(method, mine, shard), asked), labels, path)
 
 
-def make_samples(method: Method, pixels: Tensor, path: tuple[int | str, ...]) -> Samples:
-    """A stream of pixels uint8 [n, h, w, c], whose augmented views are drawn when they are asked for."""
+def make_samples(method: Method, pixels: Tensor, path: tuple[int | str, ...], before: int = 0) -> Samples:
+    """A stream of pixels uint8 [n, h, w, c], whose augmented views are drawn when they are asked for.
+
+    before: how many samples of the stream came before these.
+    """
     (steps, count), x = method.predictor.augments, scale(pixels)
     if steps == 0:
         return Samples(x, lambda positions: x.new_empty(len(positions), 0, 0, *x.shape[1:]))
@@ -129,7 +132,7 @@ def make_samples(method: Method, pixels: Tensor, path: tuple[int | str, ...]) ->
     @lru_cache(maxsize=1)
     def draw_block(first: int) -> Tensor:
         rows = torch.arange(first, min(first + AHEAD, len(pixels)), device=pixels.device)
-        seen = augmix(pixels[rows], (*path, "views"), rows, steps * count)
+        seen = augmix(pixels[rows], (*path, "views"), before + rows, steps * count)
         last = seen.movedim(2, -1)  # channels last, the order that convolutions like
         return last.reshape(len(rows), steps, count, *last.shape[2:])
 

@@ -1,0 +1,1 @@
+"""A trained client leaves the laboratory: bundles, an online predictor, a monitor, ONNX."""
