@@ -108,6 +108,16 @@ def run_page(name, **instead):
     return space
 
 
+def test_the_page_on_deployment_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run_page("deploy.md", **{"rounds=3": "rounds=1"})
+    assert made["answer"].status == "calm"
+    assert made["p"].position == 10
+    assert len(made["answers"]) == 9
+    assert made["other"].position == 0
+    assert (tmp_path / "bundle" / "card.md").exists()
+
+
 def test_the_page_on_your_own_things_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = {"rounds=10": "rounds=1", "rounds=5": "rounds=1", "seeds=[0, 1, 2]": "seeds=[0, 1]", "epochs=2": "epochs=1"}

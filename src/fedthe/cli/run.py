@@ -62,6 +62,7 @@ def demo(
             "about as well on both. FedTHE weights a personal and a global head for each sample, without labels; the "
             "regime filter (fedthe_regime) does so by Bayes' rule, and follows the stream."
         )
+        print(f"Deploy one of its clients: fedthe export {out} --method fedthe_regime --client 3 -o bundle")
 
 
 def run(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import records, tree
+from .. import records, rng, tree
 from ..data.plan import Federation
 from ..engine.conclude import conclude
 from ..engine.evaluate import begin_one
@@ -179,7 +179,8 @@ def finish_bundle(begun: Bundle, mine: Tree, shard: Shard, known: Shard | None =
     state = begin_one(begun.method, mine, known)
     facts = {"counts": known.counts.tolist(), **about}
     whole = replace(begun, parts={"model": mine, "state": state, "monitor": {}}, about={**begun.about, **facts})
-    return _add_reference(whole, shard.val_x.numpy(), labels)
+    order = rng.shuffled(rng.key(begun.seed, "validation"), len(shard.val_x))  # rows of a folder are sorted by class
+    return _add_reference(whole, shard.val_x.numpy()[order], None if labels is None else labels[order])
 
 
 def _add_reference(bundle: Bundle, x: np.ndarray, labels: np.ndarray | None) -> Bundle:

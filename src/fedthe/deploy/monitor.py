@@ -142,10 +142,10 @@ class Reference:
         wrong = [name for name in arrays if name not in own and not name.startswith(PREFIX)]
         wrong += [name for name in own if name not in arrays]
         if wrong:
-            raise InputError(f"The monitor's reference is malformed at {wrong[0]!r}; export the client again.")
+            raise InputError(f"the monitor's reference is malformed at {wrong[0]!r}; export the client again.")
         classes = np.asarray(arrays["classes"])
         if classes.shape != (1,) or classes.dtype.kind not in "iu":
-            raise InputError("The monitor's reference must have one number of classes; export the client again.")
+            raise InputError("the monitor's reference must have one number of classes; export the client again.")
         signals = {name[len(PREFIX) :]: values for name, values in arrays.items() if name.startswith(PREFIX)}
         return make_reference(signals, arrays["answers"], arrays["safes"], int(classes[0]))
 
@@ -156,11 +156,11 @@ def make_reference(
     """From validation rows that were answered as a stream, in random order; all [rows], with at least 20 rows."""
     taken = {REPEAT, CHANGE} & {*signals}
     if taken:
-        raise InputError(f"The monitor makes the signal {min(taken)!r} itself; give yours another name.")
+        raise InputError(f"the monitor makes the signal {min(taken)!r} itself; give yours another name.")
     classes, rows = int(classes), np.size(answers)
     if rows < FEWEST:
         raise InputError(
-            f"A monitor's reference needs at least {FEWEST} validation rows, not {rows}; use none instead."
+            f"a monitor's reference needs at least {FEWEST} validation rows, not {rows}; use none instead."
         )
     return Reference(
         {name: _check_signal(name, values, rows) for name, values in signals.items()},
@@ -173,7 +173,7 @@ def make_reference(
 def _check_signal(name: str, values: np.ndarray, rows: int) -> np.ndarray:
     array = np.asarray(values)
     if array.shape != (rows,) or array.dtype.kind not in "fiub" or not np.isfinite(array).all():
-        raise InputError(f"The signal {name!r} of a monitor's reference must have {rows} finite numbers.")
+        raise InputError(f"the signal {name!r} of a monitor's reference must have {rows} finite numbers.")
     return array.astype(np.float64)
 
 
@@ -181,7 +181,7 @@ def _check_classes(name: str, values: np.ndarray, rows: int, classes: int) -> np
     array = np.asarray(values)
     whole = array.shape == (rows,) and array.dtype.kind in "iu"
     if not whole or array.min() < 0 or array.max() >= classes:
-        raise InputError(f"The {name} of a monitor's reference must be {rows} whole numbers from 0 to {classes - 1}.")
+        raise InputError(f"the {name} of a monitor's reference must be {rows} whole numbers from 0 to {classes - 1}.")
     return array.astype(np.int64)
 
 
@@ -265,11 +265,11 @@ class Monitor:
     def _check(self, signals: Mapping[str, float], answer: int, safe: int, probability: float) -> None:
         for name, value in signals.items():
             if not isfinite(value):
-                raise InputError(f"The signal {name!r} is {value}; the monitor needs finite numbers.")
+                raise InputError(f"the signal {name!r} is {value}; the monitor needs finite numbers.")
         if not (0 <= answer < self._classes and 0 <= safe < self._classes):
-            raise InputError(f"The answer {answer} or {safe} is not the number of a class that the reference has.")
+            raise InputError(f"the answer {answer} or {safe} is not the number of a class that the reference has.")
         if not 0 <= probability <= 1.0001:  # for rounding
-            raise InputError(f"The probability of an answer must be from 0 to 1, not {probability}.")
+            raise InputError(f"the probability of an answer must be from 0 to 1, not {probability}.")
 
     def _judge_drift(self, signals: Mapping[str, float]) -> str:
         """Update the charts and whether the stream drifts; returns why."""
@@ -327,15 +327,15 @@ class Monitor:
         """Continue where a monitor with an equal reference was."""
         kinds = {"sums": "f", "window": "iu", "flags": "iu"}
         if {*state} != {*kinds} or any(np.asarray(state[name]).dtype.kind not in kinds[name] for name in kinds):
-            raise InputError("The monitor's state must have the arrays sums, window and flags, as state() gives them.")
+            raise InputError("the monitor's state must have the arrays sums, window and flags, as state() gives them.")
         sums, window, flags = (np.asarray(state[name]) for name in kinds)
         caps = (
             1.001 * CAP * np.array([chart.limit for chart in self._charts])[:, None]
         )  # they round differently elsewhere
         if sums.shape != (len(self._charts), 2) or not ((sums >= 0) & (sums <= caps)).all():
-            raise InputError("The monitor's state was made with another reference; begin with a new monitor.")
+            raise InputError("the monitor's state was made with another reference; begin with a new monitor.")
         if not self._fits(window, flags):
-            raise InputError("The monitor's state is malformed; begin with a new monitor.")
+            raise InputError("the monitor's state is malformed; begin with a new monitor.")
         self._sums = sums.tolist()
         self._answers = deque(window[0].tolist(), WINDOW)
         self._apart, self._sure = (deque((row > 0).tolist(), WINDOW) for row in window[1:])
