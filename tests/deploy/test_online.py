@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 
 from deployed import make_bundle, make_method, make_model, stack_probabilities
-from fedthe.deploy.online import Online
+from fedthe.deploy.online import Online, predict_together
 from fedthe.engine.evaluate import answer_one, begin_one, make_samples
 from fedthe.engine.visit import Question
+from fedthe.errors import InputError
 from fedthe.methods import METHODS
 from fedthe.methods.base import Answers
 from fedthe.methods.predictor import Predictor
@@ -219,3 +220,39 @@ def test_nothing_is_answered_without_samples():
     online = Online(make_bundle("fedthe"))
     assert online.predict_batch([]) == []
     assert online.position == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_streams_side_by_side_answer_as_alone(name):
+    """Each at its own place, some of their samples refused."""
+    slow = make_method(name).predictor.passes[0] > 10
+    x, bundle = stream(9), make_bundle(name)
+    alone, together = ([Online(bundle).stream(f"s{i}") for i in range(3)] for _ in range(2))
+    for k, (one, other) in enumerate(zip(alone, together, strict=True)):
+        for sample in x[:k]:
+            one.predict(sample)
+            other.predict(sample)
+    for first in range(0, 3 if slow else 9, 3):
+        samples = [*x[first : first + 2], "no such file" if first == 3 else x[first + 2]]
+        for one, sample, found in zip(alone, samples, predict_together(together, samples), strict=True):
+            if isinstance(sample, str):
+                assert "does not exist" in str(found)
+                continue
+            expected = one.predict(sample)
+            np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=CLOSE)
+            assert found.weight == (None if expected.weight is None else pytest.approx(expected.weight, abs=CLOSE))
+            assert (found.status, found.label) == (expected.status, expected.label)
+    assert [one.position for one in alone] == [other.position for other in together]
+
+
+def test_a_sample_that_breaks_a_model_breaks_no_other_stream():
+    bundle = make_bundle("fedavg")
+    parts = {**bundle.parts, "state": {"seen": torch.zeros(1)}}
+    bundle = replace(bundle, method=replace(bundle.method, predictor=Fragile()), parts=parts)
+    good, bright, grey = (np.full((16, 16, 3), level, dtype=np.uint8) for level in (180, 255, 128))
+    streams = [Online(bundle) for _ in range(3)]
+    first = predict_together(streams, [good, bright, good])
+    assert [isinstance(each, InputError) for each in first] == [False, True, False]
+    second = predict_together(streams, [good, grey, good])
+    assert [isinstance(each, InputError) for each in second] == [False, True, False]
+    assert [each.position for each in streams] == [2, 0, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from ..engine.evaluate import make_samples, to_host
 from ..errors import InputError
 from ..foreign import explain
 from ..methods.predictor import Forward
-from ..methods.samples import Answers, join
+from ..methods.samples import Answers, Samples, join
 from ..methods.two_heads import heads
 from ..text import clean
 from ..tree import Tree
@@ -181,22 +181,35 @@ class Online:
     def _answer(self, x: Tensor) -> list[Prediction]:
         """The answers to samples [n, ...]; where the monitor resets the predictor, those after it are from anew."""
         predictions: list[Prediction] = []
-        while len(x):
-            answers, after = self._advance(x)
-            seen, monitor = self._see(x) if self._watches else None, Monitor(self._reference)
-            monitor.restore(self._stream.monitor)
-            done = 0
-            for i in range(len(x)):
-                observed = self._observe(answers, seen, i)
-                verdict = monitor.watch(*observed.watched) if self._watches else None
-                predictions.append(self._tell(observed, verdict))
-                done += 1
-                if verdict is not None and verdict.reset:
-                    after = Stream(self._stream.position + done, self._begin(), after.pending[:0], after.monitor)
-                    break
-            self._stream = replace(after, monitor=monitor.state())
-            x = x[done:]
+        while len(predictions) < len(x):
+            rest = x[len(predictions) :]
+            answers, after = self._advance(rest)
+            predictions += self._follow(answers, self.see(rest), after)
         return predictions
+
+    def _follow(self, answers: Answers, seen: Seen | None, after: Stream) -> list[Prediction]:
+        """Tell the answers up to a reset, and move the stream on."""
+        predictions, monitor = [], Monitor(self._reference)
+        monitor.restore(self._stream.monitor)
+        for i in range(len(answers.logits)):
+            observed = self._observe(answers, seen, i)
+            verdict = monitor.watch(*observed.watched) if self._watches else None
+            predictions.append(self._tell(observed, verdict))
+            if verdict is not None and verdict.reset:
+                position = self._stream.position + len(predictions)
+                after = Stream(position, self._begin(), after.pending[:0], after.monitor)
+                break
+        self._stream = replace(after, monitor=monitor.state())
+        return predictions
+
+    def finish(self, answers: Answers, states: Tree, seen: Seen | None, row: int) -> Prediction:
+        """Move on by one sample, which was answered side by side with those of other streams."""
+        mine = Answers(answers.logits[row], {name: column[row] for name, column in answers.info.items()})
+        state = tree.take(states, row)
+        self._check(mine, state)
+        some = None if seen is None else Seen(seen.logits[row, None], None if seen.gap is None else seen.gap[row, None])
+        after = replace(self._stream, position=self._stream.position + 1, state=state)
+        return self._follow(mine, some, after)[0]
 
     def _begin(self) -> Tree:
         return tree.map_leaves(torch.clone, self.bundle.parts["state"])
@@ -232,8 +245,15 @@ class Online:
         if broken or not answers.logits.isfinite().all():
             raise InputError("the model's answer to this sample is not finite; the sample is left out of the stream.")
 
+    @property
+    def predictor_state(self) -> Tree:
+        return self._stream.state
+
+    def see(self, x: Tensor) -> Seen | None:
+        """What the model without adaptation makes of samples [n, ...]; None if nobody asks, or it does not adapt."""
+        return self._see(x) if self._watches else None
+
     def _see(self, x: Tensor) -> Seen | None:
-        """None where the method does not adapt."""
         if isinstance(self._method.predictor, Forward):
             return None
         with refusing(UNANSWERED), torch.no_grad():
@@ -270,6 +290,21 @@ class Online:
         return Prediction(self.classes[index], index, probabilities, observed.weight, why, status, named)
 
 
+def predict_together(streams: Sequence[Online], samples: Sequence[Any]) -> list[Prediction | InputError]:
+    """The answer of each stream to its next sample, side by side where the method allows; the streams are different
+    ones of one bundle. A sample that is refused leaves its stream as it is, and the others alone."""
+    bundle = streams[0].bundle
+    taken = [_try(take_sample, sample, bundle.input) for sample in samples]
+    good = [i for i, each in enumerate(taken) if not isinstance(each, InputError)]
+    if len(good) > 1 and bundle.method.predictor.window is None and not bundle.method.predictor.augments[0]:
+        some = [streams[i] for i in good]
+        done = _try(_answer_together, some, torch.from_numpy(np.stack([taken[i] for i in good])))
+        if not isinstance(done, InputError):  # else one by one, to find out whose fault it is
+            answered = {i: _try(streams[i].finish, *done, row) for row, i in enumerate(good)}
+            return [answered.get(i, each) for i, each in enumerate(taken)]
+    return [_try(streams[i].predict, each) if i in good else each for i, each in enumerate(taken)]
+
+
 def load_bundle(path: Path | str, *, verify: Path | str | None = None, net: Any = None, monitor: bool = True) -> Online:
     """An online predictor from a folder that `fedthe export` wrote.
 
@@ -280,6 +315,34 @@ def load_bundle(path: Path | str, *, verify: Path | str | None = None, net: Any 
         monitor: watch the stream for drift and collapse, at the cost of a forward pass per sample.
     """
     return Online(read_bundle(path, verify=verify, net=net), monitor=monitor)
+
+
+def _answer_together(streams: Sequence[Online], x: Tensor) -> tuple[Answers, Tree, Seen | None]:
+    """One sample of each stream: answers with logits [streams, 1, classes], the states after them [streams, ...], and
+    what the model without adaptation sees, if the streams are watched."""
+    bundle, mine = streams[0].bundle, streams[0].bundle.parts["model"]
+    method, states = bundle.method, tree.stack([each.predictor_state for each in streams])
+
+    def answer(state: Tree, pixels: Tensor) -> tuple[Tensor, dict[str, Tensor], Tree]:
+        no_views = pixels.new_empty(1, 0, 0, *pixels.shape[1:])
+        answers, after = method.answer(mine, state, Samples(pixels, lambda _: no_views))
+        return answers.logits, answers.info, after
+
+    with refusing(UNANSWERED), torch.no_grad():
+        if tree.flatten(states):
+            logits, info, states = torch.vmap(answer)(states, scale(x)[:, None])
+        else:  # nothing is kept: one batch
+            answers, _ = method.answer(mine, {}, make_samples(method, x, (bundle.seed, "together")))
+            logits, info = answers.logits[:, None], {name: each[:, None] for name, each in answers.info.items()}
+    return Answers(logits, info), states, streams[0].see(x)
+
+
+def _try(call: Callable[..., Any], *given: Any) -> Any:
+    """What it returns, or the InputError that it raises."""
+    try:
+        return call(*given)
+    except InputError as error:
+        return error
 
 
 def _take_last(parts: list[Answers], count: int) -> Answers:
