@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import Commands, guard
-from . import bench, data, deploy, methods, paper, report, run, settings
+from . import bench, data, deploy, methods, paper, report, run, serve, settings
 
 app = typer.Typer(
     name="fedthe",
@@ -55,7 +55,9 @@ def _root(
 
 for each in (
     *(run.demo, run.run, settings.settings, methods.methods, deploy.export, deploy.predict, deploy.personalize),
+    serve.serve,
     *(paper.table, paper.figure, report.report, report.compare, report.leaderboard, report.watch, bench.bench),
 ):
     app.command()(each)
 app.add_typer(data.app, name="data")
+app.add_typer(serve.app, name="token")

@@ -1,0 +1,1 @@
+"""A prediction service over HTTP, for streams that adapt on a server."""
