@@ -41,6 +41,7 @@ def serve(
     log: Annotated[bool, typer.Option("--log", help="Keep every answer in the database.")] = False,
     rate: Annotated[float, typer.Option(min=0, help="Requests per second of one caller; 0: as many as come.")] = 50.0,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of the model.")] = 1,
+    together: Annotated[int, typer.Option(min=1, max=1024, help="The most samples answered together.")] = 64,
 ) -> None:
     """Answer streams of samples over HTTP, with a page to try it at /.
 
@@ -54,7 +55,7 @@ def serve(
     if host not in LOOPBACK and not tokens:
         raise InputError(f"whoever reaches {host} could ask; make a token first: fedthe token create NAME.")
     found = pick_bundles(bundles, verify)
-    listen(found, store, host=host, port=port, tokens=tokens, rate=rate, threads=threads)
+    listen(found, store, host=host, port=port, tokens=tokens, rate=rate, threads=threads, together=together)
 
 
 @app.command("create")

@@ -48,6 +48,7 @@ def listen(
     tokens: bool,
     rate: float,
     threads: int,
+    together: int,
 ) -> None:
     """Serve until the process is told to stop."""
     try:
@@ -58,12 +59,13 @@ def listen(
     except ImportError as error:
         raise InputError(f"{error.name} is missing; install it with: pip install 'fedthe[serve]'.") from None
     torch.set_num_threads(threads)
-    app = make_app(bundles, store, limits=Limits(rate=rate), tokens=tokens)
+    app = make_app(bundles, store, limits=Limits(rate=rate), tokens=tokens, together=together)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_keep_alive=5, server_header=False
     )
     server = uvicorn.Server(config)
     sock = config.bind_socket()
+    sock.listen(config.backlog)  # whoever reads the line below may connect at once
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {', '.join(bundles)} at http://{shown}:{sock.getsockname()[1]}/", file=sys.stderr, flush=True)
     server.run(sockets=[sock])

@@ -7,7 +7,7 @@ const LATEST = 4; // errors that are shown at once
 const TIMEOUT = 60_000; // milliseconds until a request counts as failed
 const PATIENCE = 60; // seconds that the page is willing to wait for a busy server
 const MEANINGS = {
-  calm: "The images look like those that the model was validated on.",
+  calm: "Nothing unusual has been noticed.", // also where too few validation rows leave drift unwatched
   drifting: "The images differ from those that the model was validated on.",
   collapsed: "Adaptation went wrong, so the model answers without it until both versions agree again.",
 };
@@ -479,7 +479,8 @@ function showStream() {
   const known = position > 0 && status;
   $("#status").replaceChildren(...(known ? [makeStatus(status)] : []));
   $("#length").textContent = position ? count(position, "sample") : "";
-  $("#meaning").textContent = known ? MEANINGS[status] ?? "" : "No samples yet.";
+  const unknown = position ? "The next answer tells its status." : "No samples yet.";
+  $("#meaning").textContent = known ? MEANINGS[status] ?? "" : unknown;
   $("#commands").hidden = stream.id === null;
   $("#drawn").hidden = !answers.length;
   $("#drawn").classList.toggle("single", answers.every(({ weight }) => weight === null));
