@@ -51,7 +51,7 @@ def serve(
     from ..deploy.serve import listen, pick_bundles
 
     store = open_store(database, log)
-    tokens = bool(store.list_tokens())
+    tokens = store.has_tokens()
     if host not in LOOPBACK and not tokens:
         raise InputError(f"whoever reaches {host} could ask; make a token first: fedthe token create NAME.")
     found = pick_bundles(bundles, verify)

@@ -138,12 +138,14 @@ class Online:
 
     def state(self) -> bytes:
         """All that the stream's next answers depend on beside the bundle, for `restore`."""
-        from safetensors.torch import save
+        from safetensors.numpy import save
 
         now = self._stream
-        tensors = {f"state.{name}": leaf for name, leaf in tree.flatten(now.state).items()}
-        tensors |= {f"monitor.{name}": torch.from_numpy(np.array(array)) for name, array in now.monitor.items()}
-        plain = {name: leaf.contiguous().clone() for name, leaf in (tensors | {"pending": now.pending}).items()}
+        arrays = {f"state.{name}": leaf.numpy() for name, leaf in tree.flatten(now.state).items()}
+        arrays |= {f"monitor.{name}": array for name, array in now.monitor.items()}
+        plain = {
+            name: np.ascontiguousarray(array) for name, array in (arrays | {"pending": now.pending.numpy()}).items()
+        }
         about = {"bundle": self.bundle.id, "stream": self.name, "position": now.position}
         return save(plain, {"fedthe": json.dumps(about)})
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -19,20 +20,24 @@ from ..bundle import Bundle
 from . import shapes
 from .batching import MOST, Batcher, Busy, Missing, Reused
 from .limits import Exceeded, LimitBody, Limits, Rate, TooLarge
+from .metrics import Metrics
 from .routes import router
 from .state import Service
 from .store import Store
 
 log = logging.getLogger("fedthe.service")
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Opener-Policy": "same-origin",
-}
+HEADERS = [
+    (name.lower().encode(), value.encode())
+    for name, value in {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }.items()
+]
 CODES: dict[type[InputError], int] = {Missing: 404, Reused: 422, TooLarge: 413, InputError: 400}
 
 
@@ -71,21 +76,37 @@ def make_app(
     app.add_middleware(LimitBody, limit=limits.body)
     _handle_errors(app)
 
-    @app.middleware("http")
-    async def guard(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Headers on every answer; and an error that nobody expected is told to the operator, not to the caller."""
-        try:
-            response = await call(request)
-        except Exception:
-            log.exception("%s %s failed", request.method, clean(request.url.path))
-            response = JSONResponse({"error": "something went wrong in the service."}, 500)
-        for name, value in HEADERS.items():
-            response.headers.setdefault(name, value)
-        if response.status_code >= 400:
-            service.metrics.refused.labels(str(response.status_code)).inc()
-        return response
-
+    app.add_middleware(Guard, metrics=service.metrics)
     return app
+
+
+class Guard:
+    """Headers on every answer; an error that nobody expected is told to the operator, not to the caller."""
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def sending(message: Any) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                message["headers"] = [*message["headers"], *HEADERS]
+                if message["status"] >= 400:
+                    self._metrics.refused.labels(str(message["status"])).inc()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception:
+            log.exception("%s %s failed", scope["method"], clean(scope["path"]))
+            if not begun:
+                await JSONResponse({"error": "something went wrong in the service."}, 500)(scope, receive, sending)
 
 
 def _handle_errors(app: FastAPI) -> None:

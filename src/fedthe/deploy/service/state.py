@@ -13,6 +13,8 @@ from .limits import Limits, Rate
 from .metrics import Metrics
 from .store import Store
 
+REMEMBERED = 100_000  # streams whose owners are in memory
+
 
 @dataclass(frozen=True)
 class Service:
@@ -23,6 +25,12 @@ class Service:
     tokens: bool  # whether callers need one
     rate: Rate
     metrics: Metrics = field(default_factory=Metrics)
+    owners: dict[str, tuple[int | None, str]] = field(default_factory=dict)  # by stream: its token, and its bundle's id
+
+    def remember(self, stream: str, owner: int | None, bundle: str) -> None:
+        if len(self.owners) >= REMEMBERED:
+            self.owners.clear()
+        self.owners[stream] = owner, bundle
 
     def pick(self, name: str | None) -> tuple[str, Bundle]:
         """A bundle by its name, which may be left out where there is one."""

@@ -171,6 +171,11 @@ class Store:
             rows = connection.execute(_select_tokens().where(tokens.c.digest.is_not(None)).order_by(tokens.c.name))
             return [Token(**row._mapping) for row in rows]
 
+    def has_tokens(self) -> bool:
+        """Whether there ever was one: a service whose last token was revoked must not become open to all."""
+        with self._read() as connection:
+            return connection.execute(select(tokens.c.id).limit(1)).first() is not None
+
     def revoke_token(self, name: str) -> None:
         valid = update(tokens).where(tokens.c.name == name, tokens.c.digest.is_not(None))
         found = 0
