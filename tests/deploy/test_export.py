@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -268,7 +269,15 @@ def test_the_commands(run, tmp_path, fedthe, monkeypatch):
     assert "2 bundles" not in fedthe("export", run, "--method", "fedthe", "--all", "-o", "all").out
     fedthe("export", run, "--method", "fedthe", "--global", "-o", "g")
     assert "the bundle is mine" in fedthe("personalize", "g", "--data", "rows.npz", "-o", "mine", "--epochs", 2).out
+    fedthe("export", run, "--method", "fedthe", "--client", 1, "--format", "onnx", "-o", "m.onnx")
+    from fedthe.runtime import load
+
+    for got, wanted in zip(load(Path("m.onnx")).predict_batch(x[:3]), expected, strict=True):
+        np.testing.assert_allclose(got.probabilities, wanted.probabilities, atol=1e-5)
+        assert got.label == wanted.label
     for words, sentence in [
+        (("export", run, "--method", "fedthe", "--all", "--format", "onnx"), "of one client"),
+        (("export", run, "--method", "knn_per", "--client", 0, "--format", "onnx", "-o", "k.onnx"), "KNN"),
         (("export", run, "--method", "fedthe"), "--client NUMBER, --all, or --global"),
         (("export", run, "--method", "fedthe", "--client", 0, "--all"), "--client NUMBER, --all, or --global"),
         (("predict", "b", "absent.png"), "absent.png does not exist"),

@@ -1,4 +1,4 @@
-"""The service over HTTP: answers are those of the online predictor, streams are their owner's, bad input is one sentence."""
+"""The service over HTTP: it answers as the predictor does, streams are their owner's, bad input is one sentence."""
 
 import base64
 import io
@@ -131,7 +131,9 @@ def test_many_callers_at_once(client, bundles):
     ids = [begin(client, name=f"s{i}") for i in range(6)]
     with ThreadPoolExecutor(12) as pool:
         for pixels in rows():
-            together = [pool.submit(client.post, f"/streams/{id}/predict", **upload(pixels)) for id in ids for _ in "ab"]
+            together = [
+                pool.submit(client.post, f"/streams/{id}/predict", **upload(pixels)) for id in ids for _ in "ab"
+            ]
             answers = [each.result() for each in together]
             assert {each.status_code for each in answers} == {200}
     for id, name in zip(ids, range(6), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +30,7 @@ def export(
     shared: Annotated[bool, typer.Option("--global", help="For new clients: `fedthe personalize` takes it.")] = False,
     seed: Annotated[int | None, typer.Option(help="The seed; may be left out where the run has one.")] = None,
     sign: Sign = None,
+    format: Annotated[Literal["bundle", "onnx"], typer.Option(help="A bundle, or one ONNX file.")] = "bundle",
     as_json: Json = False,
 ) -> None:
     """Write what a client of a run deploys to a folder: its bundle.
@@ -40,6 +41,10 @@ def export(
 
     if (client is not None) + every + shared != 1:
         raise InputError("say whose bundle it is: --client NUMBER, --all, or --global for new clients.")
+    if format == "onnx":
+        if client is None or sign is not None:
+            raise InputError("an ONNX file is of one client, --client NUMBER, and has no signature.")
+        return _export_onnx(run, out, method, client, seed)
     with bars():
         if every:
             places = exporting.export_all(exporting.open_run(run, method, seed), out, sign)
@@ -52,6 +57,15 @@ def export(
     if shared:
         return print(f"A new client makes it its own: fedthe personalize {out} --data IMAGES -o mine")
     return print(f"Try it: fedthe predict {places[0]} IMAGE...")
+
+
+def _export_onnx(run: Path, out: Path, method: str | None, client: int, seed: int | None) -> None:
+    from ..deploy.export import export_graph
+
+    place = export_graph(run, out if out.suffix == ".onnx" else out / "model.onnx", method, client, seed)
+    print(
+        f"the model is {place}; fedthe.runtime.load({str(place)!r}).predict(image) needs NumPy and onnxruntime alone."
+    )
 
 
 def predict(

@@ -91,6 +91,22 @@ def check_target(place: Path, sign: Path | str | None) -> None:
         read_private_key(sign)
 
 
+def export_graph(run: Path | str | Results, to: Path, method: str | None, client: int, seed: int | None = None) -> Path:
+    """Write one client as one ONNX file, which `fedthe.runtime` answers with."""
+    try:
+        from .onnx import export_onnx
+    except ImportError as error:
+        raise InputError(f"{error.name} is missing; install it with: pip install 'fedthe[onnx]'.") from None
+    if to.is_dir():
+        raise InputError(f"{to} is a folder; name a file.")
+    made = bundle_client(open_run(run, method, seed), client)
+    sample = made.input.zeros()[0].numpy()
+    facts = {**made.about, "client": client, "seed": made.seed}
+    parts = made.parts["model"], made.parts["state"]
+    export_onnx(made.method, *parts, to, classes=made.classes, sample=sample, name=made.name, about=facts)
+    return to
+
+
 def export_all(found: Trained, to: Path, sign: Path | str | None = None) -> list[Path]:
     """The bundle of every client, each in a folder of its own."""
     width = len(str(max(found.clients)))

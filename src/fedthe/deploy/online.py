@@ -144,7 +144,7 @@ class Online:
         arrays = {f"state.{name}": leaf.numpy() for name, leaf in tree.flatten(now.state).items()}
         arrays |= {f"monitor.{name}": array for name, array in now.monitor.items()}
         plain = {
-            name: np.ascontiguousarray(array) for name, array in (arrays | {"pending": now.pending.numpy()}).items()
+            name: np.array(array, order="C") for name, array in (arrays | {"pending": now.pending.numpy()}).items()
         }
         about = {"bundle": self.bundle.id, "stream": self.name, "position": now.position}
         return save(plain, {"fedthe": json.dumps(about)})
