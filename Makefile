@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DOCS_INSTALLED := $(VENV)/.docs-installed
 
-.PHONY: help setup browser demo test lint types bench docs format clean
+.PHONY: help setup browser postgresql demo test lint types bench docs format clean
 help:
 	@echo "make demo    set up and run the benchmark on embedded data"
 	@echo "make test    set up and run lint, types, import layering and all tests"
@@ -12,6 +12,7 @@ help:
 	@echo "make bench   measure speed, side by side, into benchmarks/*.json"
 	@echo "make docs    build the documentation into site/"
 	@echo "make browser install Chromium for the tests of reports, if it is missing and apt-get may"
+	@echo "make postgresql install PostgreSQL for the tests of the service, if it is missing and apt-get may"
 	@echo "make lint | types | format | clean"
 
 setup: $(INSTALLED)
@@ -27,10 +28,17 @@ browser:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	  echo "there is no Chromium, and it cannot be installed from here"
 
+# For the tests of the service. Without it, those on PostgreSQL are skipped (on CI they fail).
+postgresql:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing PostgreSQL" && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends postgresql >/dev/null; } || \
+	  echo "there is no PostgreSQL, and it cannot be installed from here"
+
 demo: setup
 	$(BIN)/fedthe demo
 
-test: lint types browser
+test: lint types browser postgresql
 	$(BIN)/python -m pytest
 
 lint: setup

@@ -76,16 +76,23 @@ class Batcher:
         self._fresh = {id: Online(bundle) for id, bundle in bundles.items()}
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._queue: queue.Queue[Asked | Call | None] = queue.Queue(waiting)
-        self._thread = threading.Thread(target=self._work, name="fedthe-answers", daemon=True)
+        self._thread: threading.Thread | None = None
+        self._users = 0  # test clients begin and end an application more than once
         self.sizes: list[int] = []  # of the latest batches, for metrics
 
     def start(self) -> None:
-        self._thread.start()
+        self._users += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="fedthe-answers", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         """After all that is waiting."""
-        self._queue.put(None)
-        self._thread.join()
+        self._users -= 1
+        if self._thread is not None and not self._users:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
 
     def ask(self, asked: Asked) -> Future[dict[str, Any]]:
         self._put(asked)
