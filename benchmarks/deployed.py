@@ -1,6 +1,6 @@
 """What the monitor says of real streams of deployed clients, and what an answer costs.
 
-usage: python benchmarks/deployed.py [RUN]        RUN: a finished run with fedthe and fedthe_regime; `make demo` leaves one
+usage: python benchmarks/deployed.py [RUN]    RUN: a finished run with fedthe and fedthe_regime, as `make demo` leaves
 
 Every client's bundle answers streams that are calm, and streams that switch after 100 samples of its own: to samples of
 other clients, to noise, to black frames, and to one class of its own for a long time, which no monitor should call a

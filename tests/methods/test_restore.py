@@ -71,8 +71,10 @@ def test_only_known_classes_are_made(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["os.system", "subprocess.Popen", "fedthe.methods.restore.import_module", "fedthe.methods.nothing.At", "CNN", "", 3]
-    + ["fedthe.methods.base.Mapping", "fedthe.methods.../x.Y"],
+    [
+        *("os.system", "subprocess.Popen", "fedthe.methods.restore.import_module", "fedthe.methods.nothing.At", "CNN"),
+        *("", 3, "fedthe.methods.base.Mapping", "fedthe.methods.../x.Y"),
+    ],
 )
 def test_other_code_is_not_run(name):
     fails(lambda: restore({"is": name}))
