@@ -1,4 +1,4 @@
-"""The service: bundles answer streams over HTTP. See docs/service.md."""
+"""The service: bundles answer streams over HTTP."""
 
 from __future__ import annotations
 
