@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +98,8 @@ class Online:
         self._mix = (1 - SMOOTH) * counts / max(counts.sum(), 1) + SMOOTH / len(counts)
         arrays = {name: leaf.numpy() for name, leaf in tree.flatten(bundle.parts["monitor"]).items()}
         self._reference = Reference.of(arrays) if arrays else None
+        begun = tree.flatten(bundle.parts["state"])
+        self._finite = [name for name, leaf in begun.items() if leaf.is_floating_point() and leaf.isfinite().all()]
         self._stream: Stream
         self.reset()
 
@@ -130,7 +133,10 @@ class Online:
 
     def stream(self, name: str = "online") -> Online:
         """Another stream from its beginning, over the same model."""
-        return Online(self.bundle, name, monitor=self._watches)
+        other = copy(self)  # with what was made of the bundle: the monitor's reference takes milliseconds
+        other.name = name
+        other.reset()
+        return other
 
     def reset(self) -> None:
         """Forget the stream."""
@@ -238,13 +244,8 @@ class Online:
 
     def _check(self, answers: Answers, state: Tree) -> None:
         """Refuse what is not finite. A leaf of the state may hold such numbers if it began with some."""
-        begun = tree.flatten(self.bundle.parts["state"])
-        broken = [
-            name
-            for name, leaf in tree.flatten(state).items()
-            if leaf.is_floating_point() and begun[name].isfinite().all() and not leaf.isfinite().all()
-        ]
-        if broken or not answers.logits.isfinite().all():
+        flat = tree.flatten(state)
+        if not (all(flat[name].isfinite().all() for name in self._finite) and answers.logits.isfinite().all()):
             raise InputError("the model's answer to this sample is not finite; the sample is left out of the stream.")
 
     @property

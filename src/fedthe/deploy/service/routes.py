@@ -100,10 +100,15 @@ async def bundles(_: Caller, service: Served) -> dict[str, Any]:
     return {"bundles": [describe_bundle(name, bundle) for name, bundle in service.bundles.items()]}
 
 
+def own_id(token: Token | None) -> int | None:
+    """What is filed as the owner of a caller's streams."""
+    return token.id if token else None
+
+
 async def find_own(service: Service, stream: str, token: Token | None) -> StoredStream:
     """The stream, if it is the caller's."""
     found = await _wait(service, service.batcher.call(lambda: service.store.read_stream(stream)))
-    if found is None or found.token_id != (token.id if token else None):
+    if found is None or found.token_id != own_id(token):
         raise Missing("there is no such stream.")
     own: StoredStream = found
     return own
@@ -123,7 +128,7 @@ async def predict(
 async def create(service: Served, token: Caller, wanted: shapes.NewStream) -> dict[str, Any]:
     """Begin a stream. Its name keys the draws of augmented views."""
     name, bundle = service.pick(wanted.bundle)
-    id, owner = f"s_{secrets.token_urlsafe(12)}", token.id if token else None
+    id, owner = f"s_{secrets.token_urlsafe(12)}", own_id(token)
 
     def begin() -> None:
         if len(service.store.list_streams(owner)) >= service.limits.streams:
@@ -138,8 +143,7 @@ async def create(service: Served, token: Caller, wanted: shapes.NewStream) -> di
 @router.get("/streams", response_model=shapes.Streams)
 async def streams(service: Served, token: Caller) -> dict[str, Any]:
     """The caller's streams."""
-    owner = token.id if token else None
-    found = await _wait(service, service.batcher.call(lambda: service.store.list_streams(owner)))
+    found = await _wait(service, service.batcher.call(lambda: service.store.list_streams(own_id(token))))
     return {"streams": [describe_stream(service, each) for each in found]}
 
 
@@ -163,11 +167,12 @@ async def next_answer(
     stream: Id, request: Request, service: Served, token: Caller, idempotency_key: Key = None
 ) -> Response:
     """Answer the next sample. With an Idempotency-Key, a retry gets the same answer, and the sample counts once."""
-    owner = token.id if token else None
-    if service.owners.get(stream, (None, ""))[1] == "":  # who owns a stream, and its bundle, never change
-        service.remember(stream, owner, (await find_own(service, stream, token)).bundle)
-    of, id = service.owners[stream]
-    if of != owner:
+    known = service.owners.get(stream)  # who owns a stream, and its bundle, never change
+    if known is None:
+        known = own_id(token), (await find_own(service, stream, token)).bundle
+        service.remember(stream, *known)
+    owner, id = known
+    if owner != own_id(token):
         raise Missing("there is no such stream.")
     name, bundle = service.pick(service.name_of(id))
     sample, digest = await read_sample(request, bundle, service.limits)
