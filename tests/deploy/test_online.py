@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 
 from deployed import make_bundle, make_method, make_model, stack_probabilities
+from fedthe import tree
+from fedthe.deploy.monitor import make_reference
 from fedthe.deploy.online import Online, predict_together
 from fedthe.engine.evaluate import answer_one, begin_one, make_samples
 from fedthe.engine.visit import Question
@@ -137,11 +139,26 @@ def test_an_answer_says_how_and_why():
     assert 0 <= answer.weight <= 1
     assert answer.heads is not None
     assert "head" in answer.why
-    assert answer.status == "calm"
     plain = Online(make_bundle("fedavg")).predict(stream(1)[0])
     assert plain.weight is None
     assert plain.heads is None
     assert plain.why == "one model answers"
+
+
+def test_a_stream_that_nobody_watches_is_not_called_calm():
+    bundle = make_bundle("fedthe")
+    rows = Online(bundle).observe(stream(24))
+    signals = {name: np.array([each.signals[name] for each in rows]) for name in rows[0].signals}
+    answers, safes = (np.array([getattr(each, of).argmax() for each in rows]) for of in ("adapted", "safe"))
+    arrays = make_reference(signals, answers, safes, len(bundle.classes)).arrays()
+    reference = tree.unflatten({name: torch.from_numpy(array) for name, array in arrays.items()})
+    watched = replace(bundle, parts={**bundle.parts, "monitor": reference})
+    for online, status in (
+        (Online(watched), "calm"),
+        (Online(watched, monitor=False), "unwatched"),
+        (Online(bundle), "unwatched"),
+    ):
+        assert online.predict(stream(1)[0]).status == status
 
 
 @pytest.mark.parametrize(

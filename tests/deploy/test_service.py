@@ -3,7 +3,9 @@
 import base64
 import io
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -11,11 +13,14 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from deployed import make_bundle, make_card
+from fedthe.cli.serve import serve
 from fedthe.deploy.bundle import read_bundle, write_bundle
 from fedthe.deploy.online import Online
+from fedthe.deploy.service import batching
 from fedthe.deploy.service.app import make_app
 from fedthe.deploy.service.limits import Limits, Rate
-from fedthe.deploy.service.store import Store
+from fedthe.deploy.service.store import Store, StoreFailed
+from fedthe.errors import InputError
 from trained_methods import make_federation
 
 FREE = Limits(rate=0)
@@ -82,7 +87,12 @@ def test_a_stream_is_answered_as_by_the_predictor(client, bundles):
         assert told["weight"] == pytest.approx(wanted.weight, abs=1e-5)
         assert told["heads"] == {"global": wanted.heads[0], "personal": wanted.heads[1]}
         np.testing.assert_allclose(list(told["probabilities"].values()), wanted.probabilities, atol=1e-5)
-    assert client.get(f"/streams/{id}").json() == {"id": id, "bundle": "one", "position": len(rows())}
+    told = client.get(f"/streams/{id}").json()
+    assert client.get("/streams").json() == {"streams": [told]}
+    created, used = (datetime.fromisoformat(told.pop(name).replace("Z", "+00:00")) for name in ("created", "used"))
+    assert created.utcoffset() == used.utcoffset() == timedelta(0)
+    assert created < used <= datetime.now(timezone.utc)
+    assert told == {"id": id, "bundle": "one", "position": len(rows()), "status": "unwatched"}
 
 
 def test_a_single_sample_is_the_first_of_a_stream(client, bundles):
@@ -97,10 +107,12 @@ def test_streams_survive_a_restart(bundles, store, tmp_path):
     expected = Online(bundles["fedthe"]).predict_batch(rows())
     with TestClient(make_app({"one": bundles["fedthe"]}, store, limits=FREE)) as client:
         id = begin(client)
+        assert client.get(f"/streams/{id}").json()["status"] is None
         for pixels in rows()[:4]:
             client.post(f"/streams/{id}/predict", **upload(pixels))
     again = Store(path=tmp_path / "streams.db")
     with TestClient(make_app({"one": bundles["fedthe"]}, again, limits=FREE)) as client:
+        assert client.get(f"/streams/{id}").json()["status"] == "unwatched"
         for pixels, wanted in zip(rows()[4:], expected[4:], strict=True):
             told = client.post(f"/streams/{id}/predict", **upload(pixels)).json()
             assert told["weight"] == pytest.approx(wanted.weight, abs=1e-5)
@@ -120,10 +132,147 @@ def test_a_retry_counts_once(client):
     assert again == first
     assert client.get(f"/streams/{id}").json()["position"] == 2
     other = client.post(f"/streams/{id}/predict", **upload(rows()[2]), **key)
-    assert other.status_code == 422
+    assert other.status_code == 409
     assert "Idempotency-Key" in other.json()["error"]
     elsewhere = client.post(f"/streams/{begin(client)}/predict", **upload(rows()[2]), **key)
     assert elsewhere.status_code == 200
+
+
+def test_a_stream_begun_again_with_its_key_is_the_same(bundles, store, tmp_path):
+    mine, yours = ({"Authorization": f"Bearer {store.create_token(name)}"} for name in ("me", "you"))
+    key = {"Idempotency-Key": "k"}
+    served, few = {"one": bundles["fedthe"]}, Limits(rate=0, streams=1)
+    with TestClient(make_app(served, store, limits=few, tokens=True)) as client:
+        first = client.post("/streams", json={}, headers=mine | key)
+        assert first.status_code == 201
+        id = first.json()["id"]
+        client.post(f"/streams/{id}/predict", **upload(rows()[0]), headers=mine)
+        assert client.post("/streams", json={}, headers=mine).status_code == 400  # one is the limit
+    again = Store(path=tmp_path / "streams.db")
+    with TestClient(make_app(served, again, limits=few, tokens=True)) as client:
+        retry = client.post("/streams", json={"name": "online"}, headers=mine | key)  # the same, with its default
+        assert (retry.status_code, retry.json()["id"], retry.json()["position"]) == (201, id, 1)
+        other = client.post("/streams", json={"name": "other"}, headers=mine | key)
+        assert other.status_code == 409
+        assert other.json() == {"error": "this Idempotency-Key was used for another stream; use a new one."}
+        assert client.post("/streams", json={"name": "other"}, headers=yours | key).json()["id"] != id
+    with TestClient(make_app(served, again, limits=FREE)) as client:
+        ids = [client.post("/streams", json={}, headers=key).json()["id"] for _ in "ab"]  # nobody's
+        assert ids[0] == ids[1] != id
+        assert len({begin(client), begin(client)}) == 2
+    again.close()
+
+
+def test_the_log_is_read_in_pages(bundles, tmp_path):
+    store = Store(path=tmp_path / "streams.db", log=True)
+    store.migrate()
+    mine, yours = ({"Authorization": f"Bearer {store.create_token(name)}"} for name in ("me", "you"))
+    with TestClient(make_app({"one": bundles["fedthe"]}, store, limits=FREE, tokens=True)) as client:
+        id = client.post("/streams", json={}, headers=mine).json()["id"]
+        keys = [None, "k1", None, 'k"3', None]
+        answers = [
+            client.post(
+                f"/streams/{id}/predict",
+                **upload(pixels),
+                headers=mine | ({"Idempotency-Key": key} if key else {}),
+            ).json()
+            for pixels, key in zip(rows(5), keys, strict=True)
+        ]
+
+        def read(headers=mine, **page):
+            return client.get(f"/streams/{id}/log", params=page, headers=headers)
+
+        whole = read().json()
+        assert [each["answer"] for each in whole["answers"]] == answers
+        assert [each["position"] for each in whole["answers"]] == [0, 1, 2, 3, 4]
+        assert [each["key"] for each in whole["answers"]] == keys
+        assert whole["next"] is None
+        times = [datetime.fromisoformat(each["time"].replace("Z", "+00:00")) for each in whole["answers"]]
+        assert times == sorted(times)
+        assert timedelta(0) <= datetime.now(timezone.utc) - times[-1] < timedelta(minutes=5)
+        first, following = (read(first=at, limit=3).json() for at in (0, 3))
+        assert (first["next"], following["next"]) == (3, None)
+        assert first["answers"] + following["answers"] == whole["answers"]
+        assert read(first=99).json() == {"answers": [], "next": None}
+        assert read(yours).status_code == 404
+        for wrong in ({"limit": 1001}, {"limit": 0}, {"first": -1}, {"first": 2**63}):
+            assert read(**wrong).status_code == 422
+    store.close()
+
+
+def test_keys_of_a_batch_are_looked_up_at_once(bundles, store, monkeypatch):
+    """Samples that wait together: old keys, new ones, one twice, one for another sample."""
+    app = make_app({"one": bundles["fedthe"]}, store, limits=FREE)
+    batcher, lookups = app.state.service.batcher, []
+    monkeypatch.setattr(
+        store, "find_answers", lambda pairs, find=store.find_answers: lookups.append(pairs) or find(pairs)
+    )
+    with TestClient(app) as client:
+        a, b = begin(client), begin(client)
+
+        def ask(*wanted):
+            some = [
+                batching.Asked(bundles["fedthe"], rows()[row], stream, key, f"digest {row}")
+                for stream, key, row in wanted
+            ]
+            batcher.call(lambda: batcher._answer(some)).result(30)
+            return [each.done.exception() or each.done.result() for each in some]
+
+        old = ask((a, "k", 0), (b, "k", 1))
+        found = ask((a, "k", 0), (a, "new", 2), (b, "k", 2), (a, "new", 2), (b, None, 3), (a, "new", 4))
+    assert len(lookups) == 2
+    assert found[0] == old[0]
+    assert found[1] == found[3]
+    assert [found[i]["position"] for i in (1, 4)] == [2, 2]
+    assert all(isinstance(found[i], batching.Reused) for i in (2, 5))
+
+
+def test_streams_that_nobody_uses_are_forgotten(bundles, tmp_path, monkeypatch):
+    monkeypatch.setattr(batching, "SWEEP", 0.01)
+    now = [datetime(2026, 1, 2, tzinfo=timezone.utc)]
+    store = Store(path=tmp_path / "streams.db", log=True, clock=lambda: now[0])
+    store.migrate()
+    served = {"one": bundles["fedthe"]}
+    with TestClient(make_app(served, store, limits=FREE, expire=timedelta(days=2))) as client:
+        service = client.app.state.service
+        old, used = begin(client), begin(client)
+        for id in (old, used):
+            client.post(f"/streams/{id}/predict", **upload(rows()[0]))
+        now[0] += timedelta(days=1)
+        client.post(f"/streams/{used}/predict", **upload(rows()[1]))
+        assert old in service.owners
+        now[0] += timedelta(days=1, seconds=1)
+        deadline = time.monotonic() + 20
+        while client.get(f"/streams/{old}").status_code != 404:
+            assert time.monotonic() < deadline
+        client.get("/ready")  # whatever it does after it deleted the stream is done
+        assert set(service.owners) == set(service.batcher._open) == {used}
+        assert store.read_log(old) == []
+        assert client.post(f"/streams/{old}/predict", **upload(rows()[0])).status_code == 404
+        assert client.post(f"/streams/{used}/predict", **upload(rows()[2])).json()["position"] == 3
+    now[0] += timedelta(days=999)
+    with TestClient(make_app(served, store, limits=FREE)) as client:  # nothing expires unless told
+        assert client.get(f"/streams/{used}").status_code == 200
+    with TestClient(make_app(served, store, limits=FREE, expire=timedelta(days=2))) as client:
+        assert client.get(f"/streams/{used}").status_code == 404  # before the first request
+    store.close()
+
+
+def test_a_sweep_that_fails_is_told_and_stops_nothing(bundles, store, monkeypatch, caplog):
+    def fail(_):
+        raise StoreFailed("the database is away.")
+
+    monkeypatch.setattr(store, "expire", fail)
+    with TestClient(make_app({"one": bundles["fedthe"]}, store, limits=FREE, expire=timedelta(days=1))) as client:
+        assert client.post(f"/streams/{begin(client)}/predict", **upload(rows()[0])).status_code == 200
+    assert "streams that expired stay for now: the database is away." in caplog.text
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "36501"])
+def test_days_that_make_no_sense_are_refused(days, tmp_path):
+    with pytest.raises(InputError, match="give a number of days above 0"):
+        serve([tmp_path], database=str(tmp_path / "streams.db"), expire=float(days))
+    assert not (tmp_path / "streams.db").exists()
 
 
 def test_many_callers_at_once(client, bundles):
@@ -281,7 +430,7 @@ def test_metrics_count(client):
     client.post(f"/streams/{id}/predict", **upload(rows()[0]))
     client.get("/streams/nothing")
     text = client.get("/metrics").text
-    assert 'fedthe_answers_total{bundle="one",status="calm"} 1.0' in text
+    assert 'fedthe_answers_total{bundle="one",status="unwatched"} 1.0' in text
     assert 'fedthe_refused_total{code="404"} 1.0' in text
     assert "fedthe_answer_seconds_bucket" in text
     assert json.loads(client.get("/health").text) == {"status": "ok"}

@@ -40,6 +40,7 @@ class StandIn(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.bundles = {"client-3": {"method": "FedTHE", "classes": CLASSES, "input": PICTURES}}
         self.streams, self.made, self.replies = {}, 0, {}
+        self.begun = {}  # ids of streams, by the keys that they were made with
         self.log = []  # of requests: method, path
         self.keys = []  # of requests for an answer
         self.token = None
@@ -140,10 +141,14 @@ class Handler(BaseHTTPRequestHandler):
         if path == ["bundles"]:
             return 200, {"bundles": [{"name": name, **about} for name, about in server.bundles.items()]}
         if path == ["streams"]:
+            made = server.begun.get(self.headers["Idempotency-Key"])
+            if made in server.streams:
+                return 201, server.streams[made]
             server.made += 1
             id = f"s_{server.made}"
-            server.streams[id] = {"id": id, "bundle": json.loads(body)["bundle"], "position": 0, "status": "calm"}
-            return 201, {name: server.streams[id][name] for name in ("id", "bundle", "position")}
+            server.begun[self.headers["Idempotency-Key"]] = id
+            server.streams[id] = {"id": id, "bundle": json.loads(body)["bundle"], "position": 0, "status": None}
+            return 201, server.streams[id]
         if path[1] not in server.streams:
             return 404, {"error": "there is no such stream."}
         stream = server.streams[path[1]]
@@ -151,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
             del server.streams[path[1]]
             return 204, None
         if path[2:] == ["reset"]:
-            stream.update(position=0, status="calm")
+            stream.update(position=0, status=None)
         if path[2:] == ["predict"]:
             key = (path[1], self.headers["Idempotency-Key"])
             if key not in server.replies:
@@ -514,6 +519,27 @@ def test_a_failed_request_is_sent_once_more_with_the_same_key(browser, server, s
         assert [row[1] for row in read_table(page)] == ["car", "bird"]  # counted once, even where the answer was lost
         assert server.keys[0] == server.keys[1] != server.keys[2]
         assert not page.locator("#trouble").is_visible()
+
+
+def test_a_stream_whose_beginning_got_lost_is_not_made_twice(browser, server):
+    with open_page(browser, server, fails=True) as page:
+        server.faults += [("/streams", None, (), True)] * 2
+        choose(page, make_file(1))
+        page.get_by_role("button", name="Try again").click()
+        wait_for(page, 1, "car")
+        assert server.made == 1
+
+
+def test_a_stream_that_nobody_watches_says_so(browser, server):
+    server.statuses = lambda position: "unwatched"
+    with open_page(browser, server) as page:
+        choose(page, make_file(1))
+        wait_for(page, 1, "car")
+        assert page.locator("#status").inner_text() == "unwatched"
+        assert page.locator("#meaning").inner_text() == "Nobody looks for drift in this stream."
+        assert page.locator("#status use").get_attribute("href") == "#icon-unknown"
+        assert page.locator("#status .calm").count() == 0
+        assert look_for_violations(page) == []
 
 
 def test_a_busy_server_is_given_the_time_it_asks_for(browser, server):

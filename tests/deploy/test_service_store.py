@@ -26,7 +26,19 @@ from alembic.migration import MigrationContext
 from sqlalchemy import event, func, select, text
 
 from fedthe.deploy.service import schema
-from fedthe.deploy.service.store import Answered, Change, Conflict, NewStream, Store, StoreFailed, StreamExists, Token
+from fedthe.deploy.service import store as storing
+from fedthe.deploy.service.store import (
+    Answered,
+    Change,
+    Conflict,
+    KeyTaken,
+    Logged,
+    NewStream,
+    Store,
+    StoreFailed,
+    StreamExists,
+    Token,
+)
 from fedthe.errors import Failed, InputError
 from postgres import PASSWORD, postgres  # noqa: F401
 
@@ -109,6 +121,21 @@ def answer(position, key=None):
     return Answered(key, position, json.dumps({"label": position}), f"digest {position}")
 
 
+def find_answer(store, stream, key):
+    return store.find_answers([(stream, key)]).get((stream, key))
+
+
+def make_clock():
+    """A clock, and a way to move it on."""
+    now = [datetime(2026, 1, 2, 3, 4, 5, 6, timezone.utc)]
+
+    def move(**by):
+        now[0] += timedelta(**by)
+        return now[0]
+
+    return (lambda: now[0]), move
+
+
 def count_answers(store):
     with store._engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(schema.answers)).scalar_one()
@@ -182,10 +209,9 @@ def test_a_deleted_stream_is_gone_with_its_answers(store):
     assert store.delete_stream("s")
     assert not store.delete_stream("s")
     assert store.read_stream("s") is None
-    assert store.find_answer("s", "k0") is None
-    assert store.find_answer("t", "k0") is not None
+    assert [*store.find_answers([("s", "k0"), ("t", "k0")])] == [("t", "k0")]
     store.create_stream(new("s"))
-    assert store.find_answer("s", "k0") is None
+    assert find_answer(store, "s", "k0") is None
 
 
 def test_a_reset_stream_begins_again_and_refuses_what_is_based_on_the_time_before(store):
@@ -201,7 +227,96 @@ def test_a_reset_stream_begins_again_and_refuses_what_is_based_on_the_time_befor
     assert not store.reset_stream("t", b"fresh")
 
 
+def test_a_key_makes_one_stream_of_each_owner(store):
+    store.create_token("a")
+    (token,) = store.list_tokens()
+    for owner in (None, token.id):  # a NULL is an owner, too
+        made = store.create_stream(replace(new(f"1 {owner}", owner), key="k", digest="d"))
+        assert made == store.find_stream(owner, "k")
+        assert (made.id, made.digest) == (f"1 {owner}", "d")
+        with pytest.raises(KeyTaken, match="there is a stream with the key 'k' already"):
+            store.create_stream(replace(new("2", owner), key="k"))
+        store.create_stream(new(f"3 {owner}", owner))
+        store.create_stream(new(f"4 {owner}", owner))  # without a key, as many as they like
+    store.delete_stream("1 None")
+    assert store.find_stream(None, "k") is None
+    assert store.find_stream(token.id, "k") is not None
+
+
+def test_streams_that_nobody_uses_expire(open_store, store, monkeypatch):
+    clock, move = make_clock()
+    logging, other = open_store(log=True, clock=clock), open_store(clock=clock)
+    for id in "abc":
+        logging.create_stream(new(id))
+        logging.save([change(id)])
+    move(days=2)
+    logging.save([change("b", version=1)])
+    assert logging.expire(timedelta(days=2)) == []  # not longer
+    move(seconds=1)
+    monkeypatch.setattr(storing, "SOME", 1)
+    assert sorted([*logging.expire(timedelta(days=2)), *other.expire(timedelta(days=2))]) == ["a", "c"]
+    assert other.expire(timedelta(days=2)) == []
+    assert [each.id for each in store.list_streams(None)] == ["b"]
+    assert count_answers(store) == 2
+    assert logging.reset_stream("b", b"0")
+    move(days=1)
+    assert logging.expire(timedelta(days=2)) == []  # a reset is a use
+
+
+def test_unused_streams_are_found_by_an_index(store):
+    with store._engine.connect() as connection:
+        if store._engine.dialect.name == "postgresql":
+            connection.execute(text("SET enable_seqscan = off"))
+        explain = "EXPLAIN" if store._engine.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN"
+        query = "SELECT id FROM streams WHERE used < '2026-01-01' ORDER BY used LIMIT 100"
+        plan = connection.execute(text(f"{explain} {query}")).all()
+    assert "ix_streams_used" in str(plan)
+
+
+ON_A_SERVER = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+
+
+@ON_A_SERVER
+def test_a_sweep_leaves_alone_what_another_uses(database, open_store, store):
+    """It does not wait either: the thread that sweeps is the one that answers."""
+    clock, move = make_clock()
+    late = open_store(clock=clock)
+    for id in "ab":
+        late.create_stream(new(id))
+    move(days=9)
+    with schema.for_writing(store._engine).begin() as connection:
+        connection.execute(text("UPDATE streams SET version = version WHERE id = 'a'"))
+        assert late.expire(timedelta(days=1)) == ["b"]
+    assert late.expire(timedelta(days=1)) == ["a"]
+
+
 # Saves
+
+
+def test_a_status_is_kept_with_its_state(open_store, store):
+    store.create_stream(new())
+    assert store.read_stream("s").status is None
+    store.save([replace(change(), status="drifting")])
+    assert open_store().read_stream("s").status == "drifting"
+    assert store.list_streams(None)[0].status == "drifting"
+    with pytest.raises(Conflict):
+        store.save([replace(change(), status="calm")])
+    assert store.read_stream("s").status == "drifting"
+    store.reset_stream("s", b"0")
+    assert store.read_stream("s").status is None
+
+
+def test_answers_have_the_time_of_their_save(open_store, store):
+    clock, move = make_clock()
+    timed = open_store(clock=clock)
+    timed.create_stream(new())
+    first, _, later = clock(), timed.save([change(count=2)]), move(hours=1)
+    timed.save([change(version=1, first=2)])
+    assert store.read_log("s", 1) == [
+        Logged("k1", 1, answer(1).body, "digest 1", first),
+        Logged("k2", 2, answer(2).body, "digest 2", later),
+    ]
+    assert (store.read_stream("s").created, store.read_stream("s").used) == (first, later)
 
 
 def test_a_save_keeps_states_and_answers_of_many_streams(store):
@@ -216,9 +331,8 @@ def test_a_save_keeps_states_and_answers_of_many_streams(store):
         "c": (b"2", 2, 1),
     }
     assert states["a"].used > states["a"].created
-    assert store.find_answer("a", "k1") == answer(1, "k1")
-    assert store.find_answer("b", "k1") is None
-    assert store.find_answer("c", "k1") == answer(1, "k1")
+    found = store.find_answers((id, key) for id in "abcd" for key in ("k1", "k2"))
+    assert found == {("a", "k1"): answer(1, "k1"), ("c", "k1"): answer(1, "k1")}
     store.save([])
 
 
@@ -297,7 +411,7 @@ def test_an_answer_that_is_there_is_a_conflict(store, given):
 def test_without_a_log_answers_with_a_key_are_kept(store):
     store.create_stream(new())
     store.save([replace(change(count=3), answers=(answer(0), answer(1, "k"), answer(2)))])
-    assert store.read_log("s") == [answer(1, "k")]
+    assert [(each.position, each.key) for each in store.read_log("s")] == [(1, "k")]
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 50])
@@ -384,19 +498,25 @@ def test_odd_ids_names_and_keys_are_kept_apart(store):
         store.create_stream(NewStream(odd, None, "bundle", odd, b""))
         store.save([replace(change(odd), answers=tuple(answer(i, key) for i, key in enumerate(ODD)))])
     assert sorted(each.name for each in store.list_streams(None)) == sorted(ODD)
-    assert all(store.find_answer(id, key) == answer(i, key) for id in ODD for i, key in enumerate(ODD))
+    found = store.find_answers((id, key) for id in ODD for key in ODD)
+    assert found == {(id, key): answer(i, key) for id in ODD for i, key in enumerate(ODD)}
     assert all(store.delete_stream(odd) for odd in ODD)
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
 def test_hostile_text_is_refused_or_not_found(store, bad):
     store.create_stream(new())
-    for stream in (replace(new("t"), id=bad), replace(new("t"), name=bad), replace(new("t"), bundle=bad)):
+    for stream in (
+        replace(new("t"), id=bad),
+        replace(new("t"), name=bad),
+        replace(new("t"), bundle=bad),
+        replace(new("t"), key=bad),
+    ):
         with pytest.raises(InputError, match="of a stream is"):
             store.create_stream(stream)
     assert store.read_stream(bad) is None
-    assert store.find_answer(bad, "k") is None
-    assert store.find_answer("s", bad) is None
+    assert store.find_answers([(bad, "k"), ("s", bad)]) == {}
+    assert store.find_stream(None, bad) is None
     assert store.read_log(bad) == []
     assert not store.delete_stream(bad)
     assert not store.reset_stream(bad, b"")
@@ -420,7 +540,7 @@ def test_migrations_lead_to_the_schema(store):
     with store._engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"version_table": schema.VERSION_TABLE})
         assert compare_metadata(context, schema.metadata) == []
-    assert read_version(store) == ["0002"]
+    assert read_version(store) == ["0003"]
     store.create_stream(new())
     store.migrate()
     assert store.read_stream("s") is not None
@@ -442,17 +562,47 @@ def test_streams_of_an_older_version_go_on(open_store):
     with pytest.raises(StoreFailed, match="has not the schema of this version; migrate it first"):
         store.read_stream("s")
     store.migrate()
-    assert read_version(store) == ["0002"]
+    assert read_version(store) == ["0003"]
     found = store.read_stream("s")
     assert (found.state, found.position, found.version, found.token_id) == (b"4", 4, 3, None)
     assert found.created == row["now"]
     store.save([change(version=3, first=4)])
 
 
+def test_a_log_of_an_older_version_stays(open_store):
+    store = open_store()
+    if store._engine.dialect.name == "sqlite":
+        with schema._alone(store._engine):
+            pass
+    upgrade_to(store, "0002")
+    with schema.for_writing(store._engine).begin() as connection:
+        for number, owner in enumerate(("NULL", "NULL", "1", "1")):
+            if number == 2:
+                connection.execute(text("INSERT INTO tokens VALUES (1, 'a', 'x', '2026-01-02 03:04:05')"))
+            connection.execute(
+                text(
+                    "INSERT INTO streams (id, bundle, name, state, position, version, created, used, token_id) VALUES "
+                    f"('s{number}', 'b', 'n', :state, 1, 1, '2026-01-02 03:04:05', '2026-01-02 03:04:05', {owner})"
+                ),
+                {"state": b"1"},
+            )
+        old = "INSERT INTO answers (stream, position, key, digest, body, logged)"
+        connection.execute(text(f"{old} VALUES ('s0', 0, 'k0', 'digest 0', '{{}}', true)"))
+    store.migrate()
+    assert [each.id for each in store.list_streams(1)] == ["s2", "s3"]
+    found = store.read_stream("s0")
+    assert (found.state, found.position, found.status, found.digest) == (b"1", 1, None, None)
+    store.save([replace(change("s0", version=1), status="calm")])
+    assert [(each.key, each.time is None) for each in store.read_log("s0")] == [("k0", True), ("k1", False)]
+    assert find_answer(store, "s0", "k0") == Answered("k0", 0, "{}", "digest 0")
+    assert store.read_stream("s0").status == "calm"
+    store.create_stream(replace(new("s4", 1), key="k"))
+
+
 def test_a_database_of_a_newer_version_is_refused(open_store, store):
     with schema.for_writing(store._engine).begin() as connection:
         connection.execute(text("UPDATE fedthe_version SET version_num = '9999'"))
-    with pytest.raises(InputError, match=r"by a newer version of fedthe .its schema is 9999, .* here 0002.; upgrade"):
+    with pytest.raises(InputError, match=r"by a newer version of fedthe .its schema is 9999, .* here 0003.; upgrade"):
         open_store().migrate()
     assert read_version(store) == ["9999"]
 
@@ -514,7 +664,7 @@ def test_processes_can_migrate_at_once(database, tmp_path):
     for url in urls:
         store = Store(url)
         assert len(store.list_tokens()) == 4
-        assert read_version(store) == ["0002"]
+        assert read_version(store) == ["0003"]
         store.close()
 
 
@@ -523,7 +673,7 @@ def test_threads_can_migrate_at_once(open_store, tmp_path):
     stores = [*(open_store() for _ in range(3)), *(Store(path=tmp_path / f"{i}.db") for i in range(3))]
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Store.migrate, stores))
-    assert [read_version(store) for store in stores] == [["0002"]] * 6
+    assert [read_version(store) for store in stores] == [["0003"]] * 6
     for store in stores:
         store.close()
 
@@ -544,7 +694,7 @@ def count(url, number):
             pass
     while True:
         key = f"k{number}"
-        if store.find_answer("a", key) is None:
+        if not store.find_answers([("a", key)]):
             found = [store.read_stream(id) for id in ("a", "b")]
             changes = [
                 Change(each.id, each.version, b"%d" % (int(each.state) + 1), each.position + 1,
@@ -599,8 +749,6 @@ def test_a_killed_process_loses_no_answer_and_counts_no_sample_twice(database, o
 
 
 # What goes wrong
-
-ON_A_SERVER = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
 def refuse(kind, run, *words):

@@ -30,7 +30,14 @@ def export(
     shared: Annotated[bool, typer.Option("--global", help="For new clients: `fedthe personalize` takes it.")] = False,
     seed: Annotated[int | None, typer.Option(help="The seed; may be left out where the run has one.")] = None,
     sign: Sign = None,
-    format: Annotated[Literal["bundle", "onnx"], typer.Option(help="A bundle, or one ONNX file.")] = "bundle",
+    format: Annotated[
+        Literal["bundle", "onnx", "web"],
+        typer.Option(help="A bundle, one ONNX file, or a folder with a page that answers in the browser."),
+    ] = "bundle",
+    onnxruntime: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For --format web: onnxruntime-web, unpacked. Without it, npm brings it."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write what a client of a run deploys to a folder: its bundle.
@@ -41,10 +48,15 @@ def export(
 
     if (client is not None) + every + shared != 1:
         raise InputError("say whose bundle it is: --client NUMBER, --all, or --global for new clients.")
-    if format == "onnx":
+    if onnxruntime is not None and format != "web":
+        raise InputError("--onnxruntime is for --format web alone.")
+    if format != "bundle":
         if client is None or sign is not None:
-            raise InputError("an ONNX file is of one client, --client NUMBER, and has no signature.")
-        return _export_onnx(run, out, method, client, seed)
+            what = "an ONNX file" if format == "onnx" else "a page"
+            raise InputError(f"{what} is of one client, --client NUMBER, and has no signature.")
+        if format == "onnx":
+            return _export_onnx(run, out, method, client, seed)
+        return _export_page(run, out, method, client, seed, onnxruntime)
     with bars():
         if every:
             places = exporting.export_all(exporting.open_run(run, method, seed), out, sign)
@@ -66,6 +78,15 @@ def _export_onnx(run: Path, out: Path, method: str | None, client: int, seed: in
     print(
         f"the model is {place}; fedthe.runtime.load({str(place)!r}).predict(image) needs NumPy and onnxruntime alone."
     )
+
+
+def _export_page(
+    run: Path, out: Path, method: str | None, client: int, seed: int | None, onnxruntime: Path | None
+) -> None:
+    from ..deploy.web import export_page
+
+    place = export_page(run, out, method, client, seed, onnxruntime)
+    print(f"the page is {place}; open it in a browser, or put its folder on any web server.")
 
 
 def predict(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ Database = Annotated[
 ]
 EXTRA = "the service needs FastAPI and others; install them with: pip install 'fedthe[serve]'."
 DEFAULT = "fedthe-streams.db"
+LONGEST = 36_500  # days until a stream expires
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -42,6 +44,10 @@ def serve(
     rate: Annotated[float, typer.Option(min=0, help="Requests per second of one caller; 0: as many as come.")] = 50.0,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of the model.")] = 1,
     together: Annotated[int, typer.Option(min=1, max=1024, help="The most samples answered together.")] = 64,
+    expire: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", help="Delete streams that nobody used for so long.", show_default="never"),
+    ] = None,
 ) -> None:
     """Answer streams of samples over HTTP, with a page to try it at /.
 
@@ -50,12 +56,24 @@ def serve(
     """
     from ..deploy.serve import listen, pick_bundles
 
+    if expire is not None and not 0 < expire <= LONGEST:  # neither is true of NaN
+        raise InputError(f"--expire is {expire:g}; give a number of days above 0, and at most {LONGEST:,}.")
     store = open_store(database, log)
     tokens = store.has_tokens()
     if host not in LOOPBACK and not tokens:
         raise InputError(f"whoever reaches {host} could ask; make a token first: fedthe token create NAME.")
     found = pick_bundles(bundles, verify)
-    listen(found, store, host=host, port=port, tokens=tokens, rate=rate, threads=threads, together=together)
+    listen(
+        found,
+        store,
+        host=host,
+        port=port,
+        tokens=tokens,
+        rate=rate,
+        threads=threads,
+        together=together,
+        expire=None if expire is None else timedelta(days=expire),
+    )
 
 
 @app.command("create")

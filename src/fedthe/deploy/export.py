@@ -93,17 +93,20 @@ def check_target(place: Path, sign: Path | str | None) -> None:
 
 def export_graph(run: Path | str | Results, to: Path, method: str | None, client: int, seed: int | None = None) -> Path:
     """Write one client as one ONNX file, which `fedthe.runtime` answers with."""
+    if to.is_dir():
+        raise InputError(f"{to} is a folder; name a file.")
+    return write_graph(bundle_client(open_run(run, method, seed), client), to)
+
+
+def write_graph(bundle: Bundle, to: Path) -> Path:
     try:
         from .onnx import export_onnx
     except ImportError as error:
         raise InputError(f"{error.name} is missing; install it with: pip install 'fedthe[onnx]'.") from None
-    if to.is_dir():
-        raise InputError(f"{to} is a folder; name a file.")
-    made = bundle_client(open_run(run, method, seed), client)
-    sample = made.input.zeros()[0].numpy()
-    facts = {**made.about, "client": client, "seed": made.seed}
-    parts = made.parts["model"], made.parts["state"]
-    export_onnx(made.method, *parts, to, classes=made.classes, sample=sample, name=made.name, about=facts)
+    sample = bundle.input.zeros()[0].numpy()
+    facts = {**bundle.about, "client": bundle.client, "seed": bundle.seed}
+    parts = bundle.parts["model"], bundle.parts["state"]
+    export_onnx(bundle.method, *parts, to, classes=bundle.classes, sample=sample, name=bundle.name, about=facts)
     return to
 
 

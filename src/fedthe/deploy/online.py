@@ -41,7 +41,7 @@ class Prediction:
     probabilities: np.ndarray  # float64 [classes]
     weight: float | None  # of the global head; None for a method without two heads
     why: str  # in a sentence
-    status: str  # of the stream: calm, drifting or collapsed
+    status: str  # of the stream: calm, drifting or collapsed; unwatched where nobody looks for drift
     heads: tuple[str, str] | None = None  # what the global and the personal head answer alone
 
     @property
@@ -289,8 +289,13 @@ class Online:
         probabilities = observed.safe if verdict and verdict.fall_back else observed.adapted
         index, of_heads = int(probabilities.argmax()), observed.of_heads
         named = (self.classes[of_heads[0]], self.classes[of_heads[1]]) if of_heads else None
-        why, status = _explain(observed.weight, named, verdict), verdict.status if verdict else "calm"
-        return Prediction(self.classes[index], index, probabilities, observed.weight, why, status, named)
+        why = _explain(observed.weight, named, verdict)
+        return Prediction(self.classes[index], index, probabilities, observed.weight, why, self._judge(verdict), named)
+
+    def _judge(self, verdict: Verdict | None) -> str:
+        """The status of the stream. Without a reference, a monitor sees collapses alone, so it cannot say calm."""
+        watched = self._reference is not None and self._reference.charts
+        return "unwatched" if verdict is None or (verdict.status == "calm" and not watched) else verdict.status
 
 
 def predict_together(streams: Sequence[Online], samples: Sequence[Any]) -> list[Prediction | InputError]:

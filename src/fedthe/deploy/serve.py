@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def listen(
     rate: float,
     threads: int,
     together: int,
+    expire: timedelta | None = None,
 ) -> None:
     """Serve until the process is told to stop."""
     try:
@@ -59,7 +61,7 @@ def listen(
     except ImportError as error:
         raise InputError(f"{error.name} is missing; install it with: pip install 'fedthe[serve]'.") from None
     torch.set_num_threads(threads)
-    app = make_app(bundles, store, limits=Limits(rate=rate), tokens=tokens, together=together)
+    app = make_app(bundles, store, limits=Limits(rate=rate), tokens=tokens, together=together, expire=expire)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_keep_alive=5, server_header=False
     )

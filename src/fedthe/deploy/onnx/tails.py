@@ -23,6 +23,7 @@ from .graph import Graph, Value, axes, info
 State = dict[str, Value]
 SWEEPS = 4  # of a search, before it is asked whether there must be more
 STILL = 2e-6  # the change of a sample's scores that needs no further sweep; its weight changes by a fourth at most
+AT_FIRST = 1e-5  # the same after SWEEPS; as a threshold of later sweeps, it was seen to leave weights 1e-5 off
 
 
 def check_predictor(method: Method) -> None:
@@ -159,16 +160,16 @@ def _settle(
     def square(graph: Graph, before: Value, after: Value) -> Value:
         return graph("ReduceSumSquare", graph("Sub", after, before), axes(1, 2), keepdims=1)
 
-    def goes_on(graph: Graph, earlier: Value, change: Value) -> Value:
+    def goes_on(graph: Graph, earlier: Value, change: Value, still: float) -> Value:
         # changes shrink ever faster, so the next one is at most the square of this one over the earlier
-        excess = graph("Sub", change, graph("Mul", earlier, STILL))
+        excess = graph("Sub", change, graph("Mul", earlier, still))
         return graph("Greater", graph("ReduceMax", excess, keepdims=0), 0.0)
 
     names, sweep = ("scores", "steps", "change"), Graph("sweep/")
     made = adam.sweep(sweep, "sweep/scores", slopes)
     after = sweep("MatMul", made, adam.before)
     changed = square(sweep, "sweep/scores", after)
-    sweep.name(goes_on(sweep, sweep("Sqrt", "sweep/change"), changed), "sweep/goes_on")
+    sweep.name(goes_on(sweep, sweep("Sqrt", "sweep/change"), changed, STILL), "sweep/goes_on")
     for name, value in zip(names, (after, made, changed), strict=True):
         sweep.name(value, f"sweep/{name}_after")
     wide: list[int | str] = ["n", 2, len(adam.first)]
@@ -182,7 +183,7 @@ def _settle(
     )
     changed = square(graph, before, scores)
     most = np.array(len(adam.first) - 1, np.int64)  # then every step is exact
-    moves = goes_on(graph, change, changed)
+    moves = goes_on(graph, change, changed, AT_FIRST)
     return graph.many(3, "Loop", most, moves, scores, steps, changed, body=body)[1]
 
 

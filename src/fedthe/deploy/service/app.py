@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -38,7 +39,7 @@ HEADERS = [
         "Cross-Origin-Opener-Policy": "same-origin",
     }.items()
 ]
-CODES: dict[type[InputError], int] = {Missing: 404, Reused: 422, TooLarge: 413, InputError: 400}
+CODES: dict[type[InputError], int] = {Missing: 404, Reused: 409, TooLarge: 413, InputError: 400}
 
 
 def make_app(
@@ -48,11 +49,20 @@ def make_app(
     limits: Limits | None = None,
     tokens: bool = False,
     together: int = MOST,
+    expire: timedelta | None = None,
 ) -> FastAPI:
-    """The application. tokens: callers need one. together: the most samples answered at once."""
+    """The application.
+
+    Args:
+        tokens: callers need one.
+        together: the most samples answered at once.
+        expire: delete streams that were not used for so long.
+    """
     limits = limits or Limits()
-    batcher = Batcher(store, {bundle.id: bundle for bundle in bundles.values()}, together)
-    service = Service(dict(bundles), store, batcher, limits, tokens, Rate(limits))
+    owners: dict[str, tuple[int | None, str]] = {}
+    by_id = {bundle.id: bundle for bundle in bundles.values()}
+    batcher = Batcher(store, by_id, together, expire=expire, dropped=lambda stream: owners.pop(stream, None))
+    service = Service(dict(bundles), store, batcher, limits, tokens, Rate(limits), owners=owners)
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:

@@ -8,23 +8,29 @@ the answer that was filed.
 from __future__ import annotations
 
 import json
+import logging
 import queue
 import threading
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from ...errors import Failed, InputError
+from ...text import flatten
 from ..bundle import Bundle
 from ..online import Online, Prediction, predict_together
-from .store import Answered, Change, Conflict, Store, StoredStream
+from .store import SOME, Answered, Change, Conflict, Store, StoredStream
 
+log = logging.getLogger("fedthe.service")
 MOST = 64  # samples that are answered together
 KEPT = 1000  # streams whose state stays in memory
 TRIES = 3  # of a batch whose streams another process changes
+SWEEP = 60.0  # seconds between looking for streams that expired
 
 
 class Missing(InputError):
@@ -32,7 +38,7 @@ class Missing(InputError):
 
 
 class Reused(InputError):
-    """A key came again with another sample."""
+    """A key came again with another sample, or for another stream."""
 
 
 class Busy(Failed):
@@ -70,9 +76,26 @@ class Open:
 class Batcher:
     """Answers what it is asked in a thread of its own."""
 
-    def __init__(self, store: Store, bundles: Mapping[str, Bundle], most: int = MOST, waiting: int = 10_000) -> None:
-        """bundles: by id. most: samples answered together; 1 answers one by one. waiting: the longest queue."""
-        self._store, self._most = store, most
+    def __init__(
+        self,
+        store: Store,
+        bundles: Mapping[str, Bundle],
+        most: int = MOST,
+        waiting: int = 10_000,
+        *,
+        expire: timedelta | None = None,
+        dropped: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """
+        Args:
+            bundles: by id.
+            most: samples answered together; 1 answers one by one.
+            waiting: the longest queue.
+            expire: delete streams that were not used for so long.
+            dropped: is told of each that was deleted for that.
+        """
+        self._store, self._most, self._expire, self._dropped = store, most, expire, dropped
+        self._due = 0.0  # when to look for streams that expired, by the monotonic clock
         self._fresh = {id: Online(bundle) for id, bundle in bundles.items()}
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._queue: queue.Queue[Asked | Call | None] = queue.Queue(waiting)
@@ -120,9 +143,12 @@ class Batcher:
 
     def _work(self) -> None:
         while True:
-            first = self._queue.get()
+            self._sweep()
+            try:
+                item = self._queue.get(timeout=self._find_patience())
+            except queue.Empty:
+                continue
             batch: list[Asked] = []
-            item: Asked | Call | None = first
             while isinstance(item, Asked):
                 batch.append(item)
                 if len(batch) >= self._most:
@@ -137,6 +163,25 @@ class Batcher:
                 _settle(item.done, item.run)
             if item is None:
                 return
+
+    def _find_patience(self) -> float | None:
+        """Seconds until the next sweep; None where nothing expires."""
+        return None if self._expire is None else max(0.0, self._due - time.monotonic())
+
+    def _sweep(self) -> None:
+        """Delete streams that expired, if it is time to look for them."""
+        if self._expire is None or time.monotonic() < self._due:
+            return
+        try:
+            gone = self._store.expire(self._expire)
+        except Exception as error:  # they are found again
+            log.error("streams that expired stay for now: %s", flatten(error, 500))
+            gone = []
+        self._forget(gone)
+        for stream in gone:
+            self._dropped(stream)
+        if len(gone) < SOME:  # else there may be more, after what is waiting
+            self._due = time.monotonic() + SWEEP
 
     def _answer(self, batch: list[Asked]) -> None:
         """Answer all, file what changed, then tell."""
@@ -166,6 +211,8 @@ class Batcher:
         """By sample, the answer or why there is none; and what is to be filed."""
         answers: list[dict[str, Any] | Exception | None] = [None] * len(batch)
         filed: dict[str, list[Answered]] = defaultdict(list)
+        statuses: dict[str, str] = {}  # by stream, after its last sample
+        known = self._store.find_answers({(each.stream, each.key) for each in batch if each.stream and each.key})
         seen: dict[tuple[str, str], int] = {}  # by stream and key: the first sample of this batch
         repeats: dict[int, int] = {}  # by sample of the batch: the one that it repeats
         rows: dict[int, Online] = {}
@@ -176,9 +223,8 @@ class Batcher:
                 continue
             seen[place] = i
             try:
-                found = self._store.find_answer(asked.stream, asked.key) if asked.stream and asked.key else None
-                if found is not None:
-                    answers[i] = _repeat(found, asked)
+                if place in known:
+                    answers[i] = _repeat(known[place], asked)
                 else:
                     rows[i] = self._find(asked)
             except InputError as error:
@@ -190,16 +236,16 @@ class Batcher:
                 stream = batch[i].stream
                 if stream and isinstance(answer, Prediction):
                     body = json.dumps(answers[i])
+                    statuses[stream] = answer.status
                     filed[stream].append(Answered(batch[i].key, rows[i].position - 1, body, batch[i].digest))
         for i, first in repeats.items():
             answers[i] = answers[first] if batch[i].digest == batch[first].digest else Reused(REUSED)
-        changes = [
-            Change(
-                id, self._open[id].version, self._open[id].online.state(), self._open[id].online.position, tuple(new)
-            )
-            for id, new in filed.items()
-        ]
+        changes = [self._describe_change(id, new, statuses[id]) for id, new in filed.items()]
         return [each if each is not None else InputError("the sample was not answered.") for each in answers], changes
+
+    def _describe_change(self, id: str, new: Iterable[Answered], status: str) -> Change:
+        now = self._open[id]
+        return Change(id, now.version, now.online.state(), now.online.position, tuple(new), status)
 
     def _find(self, asked: Asked) -> Online:
         """Where the stream is, in memory or in the database."""

@@ -7,8 +7,10 @@ import base64
 import binascii
 import hashlib
 import json
-import secrets
+from collections.abc import Sequence
 from concurrent.futures import Future
+from datetime import datetime
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
@@ -24,9 +26,10 @@ from . import docs_page, shapes
 from .batching import Asked, Busy, Missing
 from .limits import Limits, check_pixels
 from .state import Service
-from .store import NewStream, StoredStream, StreamEntry, Token
+from .store import LARGEST, Logged, StoredStream, StreamEntry, Token
 
 SMALL = 2**15  # bytes
+LONGEST = 1000  # answers of a page of the log
 FILES = {"page.js": "text/javascript", "page.css": "text/css"}
 router = APIRouter()
 
@@ -125,19 +128,12 @@ async def predict(
 
 
 @router.post("/streams", status_code=201, response_model=shapes.Stream)
-async def create(service: Served, token: Caller, wanted: shapes.NewStream) -> dict[str, Any]:
-    """Begin a stream. Its name keys the draws of augmented views."""
-    name, bundle = service.pick(wanted.bundle)
-    id, owner = f"s_{secrets.token_urlsafe(12)}", own_id(token)
-
-    def begin() -> None:
-        if len(service.store.list_streams(owner)) >= service.limits.streams:
-            raise InputError(f"there are {service.limits.streams} streams already; delete some.")
-        online = service.batcher.begin(bundle.id, wanted.name)
-        service.store.create_stream(NewStream(id, owner, bundle.id, wanted.name, online.state()))
-
-    await _wait(service, service.batcher.call(begin))
-    return {"id": id, "bundle": name, "position": 0}
+async def create(
+    service: Served, token: Caller, wanted: shapes.NewStream, idempotency_key: Key = None
+) -> dict[str, Any]:
+    """Begin a stream. Its name keys the draws of augmented views. With an Idempotency-Key, a retry gets the same."""
+    begin = partial(service.begin, wanted, own_id(token), idempotency_key)
+    return describe_stream(service, await _wait(service, service.batcher.call(begin)))
 
 
 @router.get("/streams", response_model=shapes.Streams)
@@ -162,6 +158,21 @@ async def state(stream: Id, service: Served, token: Caller) -> Response:
     return Response((await find_own(service, stream, token)).state, media_type="application/octet-stream")
 
 
+@router.get("/streams/{stream}/log", response_model=shapes.Log)
+async def log(
+    stream: Id,
+    service: Served,
+    token: Caller,
+    first: Annotated[int, Query(ge=0, le=LARGEST)] = 0,
+    limit: Annotated[int, Query(ge=1, le=LONGEST)] = 100,
+) -> Response:
+    """A page of the answers that are kept, from the position `first` on."""
+    await find_own(service, stream, token)
+    # not in the thread that computes: samples need not wait for a long page
+    content = await asyncio.to_thread(lambda: write_log(service.store.read_log(stream, first, limit + 1), limit))
+    return Response(content, media_type="application/json")
+
+
 @router.post("/streams/{stream}/predict", response_model=shapes.Answer, openapi_extra=shapes.SAMPLE)
 async def next_answer(
     stream: Id, request: Request, service: Served, token: Caller, idempotency_key: Key = None
@@ -176,7 +187,11 @@ async def next_answer(
         raise Missing("there is no such stream.")
     name, bundle = service.pick(service.name_of(id))
     sample, digest = await read_sample(request, bundle, service.limits)
-    return await answer(service, name, Asked(bundle, sample, stream, idempotency_key, digest))
+    try:
+        return await answer(service, name, Asked(bundle, sample, stream, idempotency_key, digest))
+    except Missing:  # another process deleted it
+        service.owners.pop(stream, None)
+        raise
 
 
 @router.post("/streams/{stream}/reset", response_model=shapes.Stream)
@@ -277,7 +292,24 @@ def describe_bundle(name: str, bundle: Bundle) -> dict[str, Any]:
 
 
 def describe_stream(service: Service, stream: StreamEntry) -> dict[str, Any]:
-    return {"id": stream.id, "bundle": service.name_of(stream.bundle), "position": stream.position}
+    told = {name: getattr(stream, name) for name in ("id", "position", "status", "created", "used")}
+    return told | {"bundle": service.name_of(stream.bundle)}
+
+
+def write_log(kept: Sequence[Logged], limit: int) -> str:
+    """A page as JSON, of one answer more than fits on it. The answers are JSON already."""
+    rows = [
+        f'{{"position": {each.position}, "time": {json.dumps(each.time and write_time(each.time))}, '
+        f'"key": {json.dumps(each.key)}, "answer": {each.body}}}'
+        for each in kept[:limit]
+    ]
+    following = kept[limit].position if len(kept) > limit else None
+    return f'{{"answers": [{", ".join(rows)}], "next": {json.dumps(following)}}}'
+
+
+def write_time(time: datetime) -> str:
+    """ISO 8601, as the other times are written."""
+    return time.isoformat().replace("+00:00", "Z")
 
 
 def _read_file(name: str) -> bytes:

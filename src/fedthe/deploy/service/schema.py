@@ -20,6 +20,7 @@ from sqlalchemy import (
     Dialect,
     Engine,
     ForeignKey,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -65,6 +66,7 @@ class Moment(TypeDecorator[datetime]):
 
 # What the migrations lead to; a test compares.
 metadata = MetaData()
+OWNERLESS = text("token_id IS NULL")
 tokens = Table(
     "tokens",
     metadata,
@@ -83,8 +85,14 @@ streams = Table(
     Column("position", BigInteger, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("created", Moment, nullable=False),
-    Column("used", Moment, nullable=False),
+    Column("used", Moment, nullable=False, index=True),
     Column("token_id", Integer, ForeignKey("tokens.id"), index=True),
+    Column("status", String),  # of the latest answer
+    Column("key", String),  # that a client made it with, so that it may ask again
+    Column("digest", String),  # SHA-256 of what the client asked for with the key
+    Index("ix_streams_token_id_key", "token_id", "key", unique=True),
+    # the one above takes every NULL for a different owner
+    Index("ix_streams_key", "key", unique=True, sqlite_where=OWNERLESS, postgresql_where=OWNERLESS),
 )
 answers = Table(
     "answers",
@@ -95,6 +103,7 @@ answers = Table(
     Column("digest", String, nullable=False),
     Column("body", Text, nullable=False),
     Column("logged", Boolean, nullable=False),  # part of the log: never trimmed
+    Column("time", Moment),  # NULL for what older versions answered
     UniqueConstraint("stream", "key"),
 )
 

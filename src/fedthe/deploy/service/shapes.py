@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+Status = Literal["calm", "drifting", "collapsed", "unwatched"]
 
 
 class Error(BaseModel):
@@ -47,7 +50,7 @@ class Answer(BaseModel):
     weight: float | None  # of the global head
     heads: Heads | None
     why: str
-    status: Literal["calm", "drifting", "collapsed"]
+    status: Status
     position: int  # samples of the stream so far, with this one
 
 
@@ -61,10 +64,25 @@ class Stream(BaseModel):
     id: str
     bundle: str
     position: int
+    status: Status | None  # of the last answer; null before the first
+    created: datetime
+    used: datetime  # when its last sample was answered, or it was begun
 
 
 class Streams(BaseModel):
     streams: list[Stream]
+
+
+class Logged(BaseModel):
+    position: int  # of the sample in its stream, from 0
+    time: datetime | None  # null if an older version of the service answered
+    key: str | None
+    answer: Answer
+
+
+class Log(BaseModel):
+    answers: list[Logged]
+    next: int | None  # where the next page begins; null if this is the last
 
 
 CODES = {
@@ -73,6 +91,7 @@ CODES = {
     404: "There is no such stream or bundle.",
     405: "The method is not allowed.",
     408: "The body takes too long.",
+    409: "The Idempotency-Key was used for something else.",
     413: "The body or the image is too large.",
     415: "The body is of no known type.",
     422: "The request is not valid.",

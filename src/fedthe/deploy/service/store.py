@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, or_, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from ...errors import Failed, InputError
@@ -24,10 +24,15 @@ from .schema import answers, explaining, for_reading, for_writing, open_engine, 
 PREFIX = "fedthe_"  # of secrets, so that tools which look for leaked ones know them
 LONGEST = 200  # characters of an id, a name or a key: PostgreSQL indexes no more than 2,700 bytes
 LARGEST = 2**63 - 1  # whole number of a database
+SOME = 100  # streams that are deleted at a time, so that others wait for no more
 
 
 class StreamExists(InputError):
     """There is a stream with this id."""
+
+
+class KeyTaken(InputError):
+    """The owner has a stream that was made with this key."""
 
 
 class Conflict(Failed):
@@ -53,6 +58,8 @@ class NewStream:
     bundle: str  # its id
     name: str
     state: bytes
+    key: str | None = None  # of the client, so that it may ask again
+    digest: str | None = None  # SHA-256 of what it asked for: a key that is used again for another can be refused
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,9 @@ class StreamEntry:
     position: int  # samples answered so far
     version: int  # saves so far
     created: datetime
-    used: datetime
+    used: datetime  # when the last sample was answered, or the stream begun
+    status: str | None  # of the last answer; None before the first
+    digest: str | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,11 @@ class Answered:
 
 
 @dataclass(frozen=True)
+class Logged(Answered):
+    time: datetime | None  # None if an older version answered
+
+
+@dataclass(frozen=True)
 class Change:
     """A stream after more samples."""
 
@@ -91,16 +105,19 @@ class Change:
     state: bytes
     position: int  # samples answered, with these
     answers: tuple[Answered, ...]  # all of them; the store chooses which to keep
+    status: str | None = None  # of the last of them
 
 
 ENTRY = [streams.c[name] for name in StreamEntry.__dataclass_fields__]
 ANSWER = [answers.c[name] for name in Answered.__dataclass_fields__]
+LOGGED = [answers.c[name] for name in Logged.__dataclass_fields__]
 ADVANCE = (
     update(streams)
     .where(streams.c.id == bindparam("of_stream"), streams.c.version == bindparam("based_on"))
     .values(
         state=bindparam("new_state"),
         position=bindparam("new_position"),
+        status=bindparam("new_status"),
         version=streams.c.version + 1,
         used=bindparam("now"),
     )
@@ -117,7 +134,13 @@ class Store:
     """A SQLite file or a PostgreSQL database. Several threads and processes may use it at once."""
 
     def __init__(
-        self, url: str | None = None, *, path: Path | None = None, log: bool = False, keep: int = 1000
+        self,
+        url: str | None = None,
+        *,
+        path: Path | None = None,
+        log: bool = False,
+        keep: int = 1000,
+        clock: Callable[[], datetime] | None = None,
     ) -> None:
         """A file in the home of the package, unless `url` or `path` is given.
 
@@ -126,12 +149,13 @@ class Store:
             path: of a SQLite file.
             log: keep every answer for good. What was logged stays when this is switched off.
             keep: without a log, answers are found by their key among this many samples of a stream, at least.
+            clock: says the time, in UTC; the system's, unless it is given.
         """
         if keep < 1:
             raise InputError(f"keep is {quote(keep)}; keep at least one answer of a stream.")
         self._engine = open_engine(url, path)
         self._reader, self._writer = for_reading(self._engine), for_writing(self._engine)
-        self._log, self._keep = log, keep
+        self._log, self._keep, self._clock = log, keep, clock or _now
 
     def migrate(self) -> None:
         """Create the tables, or bring those of an older version to the newest schema."""
@@ -150,7 +174,7 @@ class Store:
                 f"the name of a token is {quote(name)}; use 1 to 64 letters, digits, dots, dashes and underscores."
             )
         secret = PREFIX + secrets.token_urlsafe(32)
-        given = {"digest": _hash(secret), "created": _now()}
+        given = {"digest": _hash(secret), "created": self._clock()}
         try:
             with self._write() as connection:
                 revoked = update(tokens).where(tokens.c.name == name, tokens.c.digest.is_(None))
@@ -187,19 +211,32 @@ class Store:
 
     # Streams
 
-    def create_stream(self, stream: NewStream) -> None:
+    def create_stream(self, stream: NewStream) -> StreamEntry:
         """At position 0, version 0."""
-        for what, value in (("id", stream.id), ("name", stream.name), ("bundle", stream.bundle)):
-            _check_text(f"the {what} of a stream", value)
-        now = _now()
-        row = vars(stream) | {"position": 0, "version": 0, "created": now, "used": now}
+        for what in ("id", "name", "bundle", "key"):
+            value = getattr(stream, what)
+            if value is not None:
+                _check_text(f"the {what} of a stream", value)
+        now = self._clock()
+        row = vars(stream) | {"position": 0, "version": 0, "created": now, "used": now, "status": None}
         try:
             with self._write() as connection:
                 connection.execute(insert(streams).values(row))
         except IntegrityError:
             if self._find_versions([stream.id]):
                 raise StreamExists(f"there is a stream {quote(stream.id)} already; use another id.") from None
+            if stream.key is not None and self.find_stream(stream.token_id, stream.key):
+                raise KeyTaken(f"there is a stream with the key {quote(stream.key)} already; use another.") from None
             raise InputError(f"there is no token with the number {stream.token_id}.") from None
+        return StreamEntry(**{column.name: row[column.name] for column in ENTRY})
+
+    def find_stream(self, token_id: int | None, key: str) -> StreamEntry | None:
+        """That which its owner made with this key."""
+        if not _is_text(key):
+            return None
+        with self._read() as connection:
+            row = connection.execute(select(*ENTRY).where(_is_owned(token_id), streams.c.key == key)).one_or_none()
+        return StreamEntry(**row._mapping) if row else None
 
     def read_stream(self, id: str) -> StoredStream | None:
         if not _is_text(id):
@@ -210,9 +247,9 @@ class Store:
 
     def list_streams(self, token_id: int | None) -> list[StreamEntry]:
         """Those of a token, or those of none, the oldest first."""
-        of_token = streams.c.token_id.is_(None) if token_id is None else streams.c.token_id == token_id
+        owned = select(*ENTRY).where(_is_owned(token_id))
         with self._read() as connection:
-            rows = connection.execute(select(*ENTRY).where(of_token).order_by(streams.c.created, streams.c.id))
+            rows = connection.execute(owned.order_by(streams.c.created, streams.c.id))
             return [StreamEntry(**row._mapping) for row in rows]
 
     def delete_stream(self, id: str) -> bool:
@@ -222,12 +259,24 @@ class Store:
         with self._write() as connection:
             return connection.execute(delete(streams).where(streams.c.id == id)).rowcount > 0
 
+    def expire(self, unused: timedelta) -> list[str]:
+        """Delete streams that were not used for so long, with their answers, logged ones too; at most SOME of them.
+
+        Several processes may do so at once: each leaves alone what another is just deleting, or using.
+        """
+        old = select(streams.c.id).where(streams.c.used < self._clock() - unused).order_by(streams.c.used).limit(SOME)
+        with self._write() as connection:
+            found = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
+            if found:
+                connection.execute(delete(streams).where(streams.c.id.in_(found)))
+        return found
+
     def reset_stream(self, id: str, state: bytes) -> bool:
         """Begin it again, without its answers, logged ones too; False if there is none. Its version goes on, so that
         what is based on the time before is refused."""
         if not _is_text(id):
             return False
-        begun = {"state": state, "position": 0, "version": streams.c.version + 1, "used": _now()}
+        begun = {"state": state, "position": 0, "version": streams.c.version + 1, "used": self._clock(), "status": None}
         with self._write() as connection:
             found = connection.execute(update(streams).where(streams.c.id == id).values(begun)).rowcount
             connection.execute(delete(answers).where(answers.c.stream == id))
@@ -245,9 +294,12 @@ class Store:
         ordered = sorted(changes, key=lambda each: (each.stream, each.version))  # those in step never wait in a circle
         if not ordered:
             return
-        now = _now()
+        now = self._clock()
         rows = [
-            self._make_row(each.stream, answer) for each in ordered for answer in each.answers if self._keeps(answer)
+            {"stream": each.stream, "logged": self._log, "time": now, **vars(answer)}
+            for each in ordered
+            for answer in each.answers
+            if self._keeps(answer)
         ]
         trims = [] if self._log else [trim for each in ordered if (trim := self._plan_trim(each))]
         try:
@@ -262,25 +314,24 @@ class Store:
         except (_Stale, IntegrityError):
             raise Conflict(self._find_conflicts(ordered)) from None
 
-    def find_answer(self, stream: str, key: str) -> Answered | None:
-        if not (_is_text(stream) and _is_text(key)):
-            return None
+    def find_answers(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Answered]:
+        """Those that are kept of these, by stream and key."""
+        wanted = [pair for pair in pairs if all(map(_is_text, pair))]
+        if not wanted:
+            return {}
+        chosen = select(answers.c.stream, *ANSWER).where(tuple_(answers.c.stream, answers.c.key).in_(wanted))
         with self._read() as connection:
-            row = connection.execute(
-                select(*ANSWER).where(answers.c.stream == stream, answers.c.key == key)
-            ).one_or_none()
-        return _answered(row) if row else None
+            rows = [dict(row._mapping) for row in connection.execute(chosen)]
+        return {(row.pop("stream"), row["key"]): Answered(**row) for row in rows}
 
-    def read_log(self, stream: str, first: int = 0, limit: int = 1000) -> list[Answered]:
+    def read_log(self, stream: str, first: int = 0, limit: int = 1000) -> list[Logged]:
         """At most `limit` answers that were kept, from the position `first` on."""
         if not _is_text(stream) or limit < 1 or first > LARGEST:
             return []
-        chosen = select(*ANSWER).where(answers.c.stream == stream, answers.c.position >= max(first, 0))
+        chosen = select(*LOGGED).where(answers.c.stream == stream, answers.c.position >= max(first, 0))
         with self._read() as connection:
-            return [
-                _answered(row)
-                for row in connection.execute(chosen.order_by(answers.c.position).limit(min(limit, LARGEST)))
-            ]
+            rows = connection.execute(chosen.order_by(answers.c.position).limit(min(limit, LARGEST)))
+            return [Logged(**row._mapping) for row in rows]
 
     @contextmanager
     def _read(self) -> Iterator[Connection]:
@@ -294,9 +345,6 @@ class Store:
 
     def _keeps(self, answer: Answered) -> bool:
         return self._log or answer.key is not None
-
-    def _make_row(self, stream: str, answer: Answered) -> dict[str, Any]:
-        return {"stream": stream, "logged": self._log, **vars(answer)}
 
     def _plan_trim(self, change: Change) -> dict[str, Any] | None:
         """Which answers of a stream to forget, at every few hundredth sample.
@@ -351,12 +399,13 @@ def _describe(change: Change, now: datetime) -> dict[str, Any]:
         "based_on": change.version,
         "new_state": change.state,
         "new_position": change.position,
+        "new_status": change.status,
         "now": now,
     }
 
 
-def _answered(row: Row[Any]) -> Answered:
-    return Answered(**row._mapping)
+def _is_owned(token_id: int | None) -> ColumnElement[bool]:
+    return streams.c.token_id.is_(None) if token_id is None else streams.c.token_id == token_id
 
 
 def _select_tokens() -> Any:
