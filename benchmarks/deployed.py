@@ -4,11 +4,12 @@ usage: python benchmarks/deployed.py [RUN]    RUN: a finished run with fedthe an
 
 Every client's bundle answers streams that are calm, and streams that switch after 100 samples of its own: to samples of
 other clients, to noise, to black frames, and to one class of its own for a long time, which no monitor should call a
-collapse. Writes deployed.json beside this file.
+collapse. Writes deployed.json beside this file, under the name of the run.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 import time
@@ -23,13 +24,15 @@ from fedthe.deploy.online import Online
 
 METHODS = ("fedthe", "fedthe_regime")
 BEFORE, AFTER = 100, 100  # samples before and after a switch
+ALARMS = ("drifting", "collapsed")
 ORDERS = 10  # of each client's test rows, for calm streams
 
 
 def main(run: Path) -> None:
     torch.set_num_threads(1)
     measured = {name: measure(open_run(run, name)) for name in METHODS}
-    store.write_json(Path(__file__).with_suffix(".json"), {"run": run.name, **measured})
+    file = Path(__file__).with_suffix(".json")
+    store.write_json(file, json.loads(file.read_text()) | {run.resolve().name: measured})
     for name, found in measured.items():
         print(name)
         for what, value in found.items():
@@ -47,6 +50,9 @@ def measure(found: Trained) -> dict[str, object]:
     samples = sum(len(statuses) for statuses, _ in calm)
     alarms = sum(count_alarms(statuses) for statuses, _ in calm)
     result: dict[str, object] = {
+        "clients": len(online),
+        "clients without enough validation rows to watch": sum(statuses[0] == "unwatched" for statuses, _ in calm)
+        // ORDERS,
         "calm samples": samples,
         "false alarms per 1,000 calm samples": round(1000 * alarms / samples, 2),
         "collapses on calm streams": sum(statuses.count("collapsed") for statuses, _ in calm),
@@ -96,13 +102,14 @@ def watch(online: Online, x: np.ndarray) -> tuple[list[str], float]:
 
 
 def count_alarms(statuses: list[str]) -> int:
-    """How often a stream goes from calm to something else."""
-    return sum(now != "calm" and before == "calm" for before, now in zip(["calm", *statuses], statuses, strict=False))
+    """How often a stream begins to drift or collapses."""
+    alarmed = [status in ALARMS for status in statuses]
+    return sum(now and not before for before, now in zip([False, *alarmed], alarmed, strict=False))
 
 
 def find_delay(statuses: list[str]) -> int | None:
-    """How many samples until the first that is not calm."""
-    return next((i + 1 for i, status in enumerate(statuses) if status != "calm"), None)
+    """How many samples until the first alarm."""
+    return next((i + 1 for i, status in enumerate(statuses) if status in ALARMS), None)
 
 
 def measure_cost(found: Trained, online: Online) -> dict[str, float]:

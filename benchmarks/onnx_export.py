@@ -1,11 +1,11 @@
 """What an ONNX export costs and keeps, on real data: latency, parity with torch, and the accuracy of int8.
 
-usage: python benchmarks/onnx_export.py [DATASET] [FOLDER]
+usage: python benchmarks/onnx_export.py [RUN]
 
-Trains FedTHE on ten clients of CIFAR-10 (DATASET, such as cifar10:PATH) for a few rounds, one thread; FOLDER keeps the
-training for another time. Latency is that of one sample through `fedthe.runtime`, one thread, in stream order: the bare
-CNN, FedTHE, and the regime filter, and FedTHE in torch, in turns. Accuracy is over the first clients' test streams, of
-their own classes and out-of-client; int8 is calibrated on training rows.
+RUN is a finished run with fedthe and fedthe_regime; without it, ten clients of CIFAR-10 are trained for a few rounds.
+Latency is that of one sample through `fedthe.runtime`, one thread, in stream order: the bare CNN, FedTHE,
+and the regime filter, and FedTHE in torch, in turns. Accuracy is over the first clients' test streams, of their own
+classes and out-of-client; int8 is calibrated on training rows.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedthe import runtime, store, tree
+from fedthe import run, runtime, store, tree
 from fedthe.config import Config
+from fedthe.deploy.export import Trained, bundle_client, open_run
 from fedthe.deploy.onnx import export_onnx, quantize_onnx
 from fedthe.engine.evaluate import begin_one, make_samples
-from fedthe.experiment.training import Deployed, deploy_all
 from fedthe.methods.base import Method
 from fedthe.runtime import Runtime
 
@@ -33,15 +33,40 @@ CLIENTS, CALIBRATION = 4, 128  # that are exported; training rows that int8 sees
 TIMED, TURN, WARM = 2000, 20, 4  # samples: of each contender, of a turn, and at its beginning that are not timed
 
 
-def export(deployed: Deployed, method: Method, k: int, path: Path) -> tuple[tree.Tree, tree.Tree, Runtime, Runtime]:
+def train() -> Path:
+    config = Config(
+        name="onnx",
+        out=tempfile.mkdtemp(),
+        methods=("fedthe", "fedthe_regime"),
+        dataset="cifar10",
+        clients=10,
+        dirichlet=0.3,
+        tests=("original", "ooc"),
+        rounds=8,
+        local_epochs=2,
+        lr=0.03,
+        threads=1,
+        device="cpu",
+    )
+    return run(config).folder
+
+
+def export(found: Trained, method: Method, k: int, path: Path) -> tuple[tree.Tree, tree.Tree, Runtime, Runtime]:
     """Of client k: what it deploys, its state, and the runtimes in float and in int8."""
-    mine, shard = tree.map_leaves(lambda leaf: leaf[k], deployed.states), deployed.run.shards[k]
+    bundle, shard = bundle_client(found, k), found.work.run.shards[k]
+    mine = bundle.parts["model"]
     state = begin_one(method, mine, shard)
-    names = deployed.federation.pool.classes
-    export_onnx(method, mine, state, path, classes=names, sample=shard.x[0].numpy())
+    export_onnx(method, mine, state, path, classes=bundle.classes, sample=shard.x[0].numpy())
     quantized = path.with_suffix(".int8.onnx")
     quantize_onnx(path, quantized, shard.x[:CALIBRATION].numpy())
     return mine, state, runtime.load(path), runtime.load(quantized)
+
+
+def read_streams(found: Trained) -> list[tuple[str, int, np.ndarray, np.ndarray]]:
+    """Of each test and client: images and labels."""
+    federation = found.work.federation
+    chosen = [(test, k, federation.tests[test][k]) for test in ("original", "ooc") for k in range(CLIENTS)]
+    return [(test, k, federation.inputs(stream), federation.labels(stream)) for test, k, stream in chosen]
 
 
 def describe(apart: np.ndarray) -> dict[str, float]:
@@ -66,37 +91,21 @@ def measure_in_turns(works: dict[str, Callable[[int], object]]) -> dict[str, lis
 
 def main() -> None:
     torch.set_num_threads(1)
-    dataset = sys.argv[1] if len(sys.argv) > 1 else "cifar10"
-    out = sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp()
-    config = Config(
-        name="onnx",
-        out=out,
-        methods=("fedthe", "fedthe_regime"),
-        dataset=dataset,
-        clients=10,
-        dirichlet=0.3,
-        tests=("original", "ooc"),
-        rounds=8,
-        local_epochs=2,
-        lr=0.03,
-        threads=1,
-        device="cpu",
-    )
-    by_name = {deployed.name: deployed for deployed in deploy_all(config)}
-    fedthe = by_name["fedthe"]
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else train()
+    fedthe, regime = open_run(folder, "fedthe"), open_run(folder, "fedthe_regime")
     contenders = {
         "cnn": (fedthe, Method(fedthe.method.net)),
         "fedthe": (fedthe, fedthe.method),
-        "fedthe_regime": (by_name["fedthe_regime"], by_name["fedthe_regime"].method),
+        "fedthe_regime": (regime, regime.method),
     }
     folder = Path(tempfile.mkdtemp())
-    streams = [each for each in fedthe.streams() if each[1] < CLIENTS]
+    streams = read_streams(fedthe)
     accuracy: dict[str, dict[str, float]] = {}
     parity: dict[str, dict[str, dict[str, float]]] = {}
     works: dict[str, Callable[[int], object]] = {}
     pictures = streams[0][2]
-    for name, (deployed, method) in contenders.items():
-        made = [export(deployed, method, k, folder / f"{name}-{k}.onnx") for k in range(CLIENTS)]
+    for name, (found, method) in contenders.items():
+        made = [export(found, method, k, folder / f"{name}-{k}.onnx") for k in range(CLIENTS)]
         right: dict[str, list[float]] = {}
         apart: dict[str, list[np.ndarray]] = {"probabilities": [], "weight": []}
         for test, k, images, labels in streams:
@@ -138,7 +147,13 @@ def main() -> None:
     for name, of_test in accuracy.items():
         print(f"{name:24s}", ", ".join(f"{key} {100 * value:.2f} %" for key, value in of_test.items()), parity[name])
     what = "seconds per single sample through fedthe.runtime, one thread; accuracy over the streams of a few clients"
-    facts = {"accuracy": accuracy, "parity": parity, "bytes": sizes, "torch": torch.__version__}
+    facts = {
+        "accuracy": accuracy,
+        "parity": parity,
+        "bytes": sizes,
+        "torch": torch.__version__,
+        "rounds": fedthe.work.config.rounds,
+    }
     facts |= {
         "clients": CLIENTS,
         "calibration": CALIBRATION,
