@@ -34,7 +34,8 @@ FILES = {"page.js": "text/javascript", "page.css": "text/css"}
 router = APIRouter()
 
 
-def get_service(request: Request) -> Service:
+async def get_service(request: Request) -> Service:
+    # not async, it would be sent to a thread at every request
     found: Service = request.app.state.service
     return found
 
@@ -43,7 +44,7 @@ async def find_caller(
     request: Request, authorization: Annotated[str | None, Header(max_length=500)] = None
 ) -> Token | None:
     """Who asks; None where no token is needed."""
-    service, token = get_service(request), None
+    service, token = await get_service(request), None
     if service.tokens:
         kind, _, secret = (authorization or "").partition(" ")
         token = await asyncio.to_thread(service.store.find_token, secret.strip()) if kind == "Bearer" else None
