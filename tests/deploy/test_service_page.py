@@ -235,8 +235,9 @@ def choose(page, *files):
 
 
 def wait_for(page, samples, label=None):
+    """Until nothing is under way: a page that was reloaded shows what it remembers before its server has confirmed it."""
     page.wait_for_function(
-        "(text) => ['#length', '#doing'].map((id) => document.querySelector(id).textContent).join('|') === `${text}|`",
+        "(text) => document.querySelector('#length').textContent === text && !document.body.hasAttribute('data-busy')",
         arg=f"{samples} sample{'s' * (samples != 1)}" if samples else "",
     )
     if label is not None:

@@ -35,7 +35,7 @@ router = APIRouter()
 
 
 async def get_service(request: Request) -> Service:
-    # not async, it would be sent to a thread at every request
+    # a plain function would be sent to a thread at every request
     found: Service = request.app.state.service
     return found
 

@@ -397,6 +397,7 @@ function showDoing(sentence) {
 }
 
 function showProgress(paused = false) {
+  document.body.toggleAttribute("data-busy", jobs.length > 0);
   const waiting = jobs.filter((job) => job.file).length;
   const total = answered + waiting;
   const doing = total > 1 ? `Answering image ${answered + 1} of ${total}.` : "Answering.";
