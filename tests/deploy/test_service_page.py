@@ -235,7 +235,7 @@ def choose(page, *files):
 
 
 def wait_for(page, samples, label=None):
-    """Until nothing is under way: a page that was reloaded shows what it remembers before its server has confirmed it."""
+    """Until nothing is under way: a reloaded page shows what it remembers before its server has confirmed it."""
     page.wait_for_function(
         "(text) => document.querySelector('#length').textContent === text && !document.body.hasAttribute('data-busy')",
         arg=f"{samples} sample{'s' * (samples != 1)}" if samples else "",
