@@ -18,6 +18,7 @@ from .data.folder import Square
 from .data.partition import USE_DIRICHLET, Partition
 from .data.plan import Settings
 from .engine.fit import Optimizer
+from .engine.robust import Attack, Defense, Rule
 from .engine.visit import Training
 from .errors import InputError
 from .nets import NETS
@@ -82,6 +83,12 @@ class Config:
     lr: float | None = None  # the learning rate; None: the network's
     momentum: float | None = None  # of SGD; None: the network's
     weight_decay: float | None = None  # None: the network's
+    # the server
+    aggregation: Rule = "mean"  # of uploads; mean: the method's own rule, on all of them
+    byzantine: float | None = None  # the share of wrong uploads that trimmed_mean and multi_krum bear; None: 0.2
+    clip: float | None = None  # shorten updates to so many times their median length; None: leave them
+    attackers: float = 0.0  # the share of clients that attack, to test this
+    attack: float | None = None  # what attackers multiply their updates by; None: -1, which flips the sign
     # how it runs
     engine: Literal["auto", "loop", "stack"] = "auto"  # auto: stack on a GPU, loop on the CPU
     device: str = "auto"  # cpu, cuda, or one GPU such as cuda:1; auto: a GPU if there is one
@@ -130,6 +137,10 @@ class Config:
             raise InputError("shards has no effect without partition=shards.")
         if self.feature_severity is not None and self.feature_shift != "corruption":
             raise InputError("feature_severity has no effect without feature_shift=corruption.")
+        if self.byzantine is not None and self.aggregation not in ("trimmed_mean", "multi_krum"):
+            raise InputError("byzantine has no effect without aggregation=trimmed_mean or multi_krum.")
+        if self.attack is not None and not self.attackers:
+            raise InputError("attack has no effect without attackers, such as attackers=0.2.")
         if self.momentum and self.training.optimizer.name == "adam":
             raise InputError("adam takes no momentum; leave momentum out, or set optimizer=sgd.")
 
@@ -155,7 +166,14 @@ class Config:
         given = {name: getattr(self, name) for name in ("lr", "momentum", "weight_decay")}
         optimizer = replace(base, **{name: value for name, value in given.items() if value is not None})
         names = ("rounds", "participation", "local_epochs", "personal_epochs", "batch", "flip", "crop", "tolerate")
-        return Training(**{name: getattr(self, name) for name in names}, optimizer=optimizer)
+        wrong = {} if self.byzantine is None else {"byzantine": self.byzantine}
+        factor = {} if self.attack is None else {"factor": self.attack}
+        return Training(
+            **{name: getattr(self, name) for name in names},
+            optimizer=optimizer,
+            defense=Defense(self.aggregation, clip=self.clip, **wrong),
+            attack=Attack(self.attackers, **factor),
+        )
 
     @property
     def client_count(self) -> int:

@@ -8,7 +8,8 @@ import torch
 import fedthe
 from fedthe import tree
 from fedthe.engine.loop import Loop
-from fedthe.engine.server import Diverged, Server, aggregate, find_infinite, sample_clients
+from fedthe.engine.robust import Defense
+from fedthe.engine.server import Diverged, Sent, Server, aggregate, find_infinite, sample_clients
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import start, train_round, train_together
 from fedthe.engine.visit import Row, Run, Training, Visit
@@ -307,6 +308,7 @@ class InPlace(Rounds):
 
 def test_a_rule_that_works_in_place_leaves_the_round_before_as_it_was():
     server = Server(0, {"w": torch.ones(2)})
-    after = aggregate(InPlace(), server, {"w": torch.full((3, 2), 5.0)}, torch.ones(3))
+    sent = Sent({"w": torch.full((3, 2), 5.0)}, [])
+    after, _ = aggregate(InPlace(), Defense(), server, [], sent, torch.ones(3))
     assert after["w"].tolist() == [3, 3]
     assert server.shared["w"].tolist() == [1, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +230,7 @@ def bundle_global(found: Trained) -> Bundle:
         "beside": found.beside,
         "start": start,
     }
-    settings = asdict(found.work.config.training)
+    settings = found.work.config.training.describe()
     clients = {"clients": len(found.work.run.shards), "training": settings}
     described = _describe(found, None)
     return replace(described, kind="global", parts=parts, about={**described.about, **clients})

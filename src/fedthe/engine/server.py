@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import rng, tree
-from ..errors import Failed, code_of_a_method
+from ..errors import Broken, Failed, InputError, code_of_a_method
 from ..methods.base import Rounds
 from ..methods.checks import check_tree, code_of
 from ..tree import Tree
+from .robust import Defense, choose_trusted, find_start, guard, pick_rows
 
 # The square of a larger number overflows float32: no loss or gradient of such a model would be finite.
 LARGEST = 1e18
@@ -51,14 +53,31 @@ def count_sampled(clients: int, participation: float) -> int:
     return max(1, round(participation * clients))
 
 
-def aggregate(rounds: Rounds, server: Server, uploads: Tree, weights: Tensor) -> Tree:
-    """The next shared model, from stacked uploads [clients, ...]; it has the same leaves, all finite."""
+class Sent(NamedTuple):
+    """What the clients of a round sent, with a first axis over them."""
+
+    uploads: Tree
+    averages: Sequence[Tree]  # by method: what goes beside the upload
+
+
+def aggregate(
+    rounds: Rounds, defense: Defense, server: Server, before: Sequence[Tree], sent: Sent, weights: Tensor
+) -> tuple[Tree, list[Tree]]:
+    """The next shared model, with the same leaves, all finite; and the averages of each method, which were `before`."""
+    start = find_start(rounds, server.shared)
+    trusted = choose_trusted(defense, start, sent.uploads)
+    weights = weights if trusted is None else weights[trusted]
+    uploads = guard(defense, start, pick_rows(sent.uploads, trusted))
     with code_of_a_method():
         with code_of(rounds, "aggregate", shared=server.shared, uploads=uploads):
             # a copy: a rule that works in place must not change the round before
             shared = rounds.aggregate(tree.map_leaves(torch.clone, server.shared), uploads, weights)
         check_aggregate(rounds, server.shared, shared, server.round)
-    return shared
+    try:
+        guarded = [guard(defense, old, pick_rows(new, trusted)) for old, new in zip(before, sent.averages, strict=True)]
+        return shared, [tree.weighted_mean(each, weights) for each in guarded]
+    except InputError as error:  # a mean of whole numbers
+        raise Broken(error) from error
 
 
 def find_infinite(leaves: Sequence[tuple[str, Tensor]], rows: int) -> list[str | None]:

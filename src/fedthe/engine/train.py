@@ -25,7 +25,8 @@ from .clients import Clients
 from .conclude import conclude, deploy_beside
 from .loop import Loop
 from .memory import trim_heap
-from .server import Diverged, Server, aggregate, find_infinite, sample_clients
+from .robust import find_start, scale_update
+from .server import Diverged, Sent, Server, aggregate, find_infinite, sample_clients
 from .shards import hide_labels
 from .visit import Engine, Progress, Row, Run, Training, Visit, Visited
 
@@ -128,7 +129,7 @@ def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
     rows = [Row(r, k) for r, clients in enumerate(sampled) for k in clients]
     try:
         with code_of_a_method():
-            visited = engine.visit(visit, rows)
+            visited = _attack(visit, rows, engine.visit(visit, rows))
     except Failed as error:
         if len(runs) == 1:
             return [error]
@@ -153,6 +154,31 @@ def train_round(visit: Visit, engine: Engine) -> list[list[Progress] | Failed]:
         except Failed as error:
             results.append(error)
     return results
+
+
+def _attack(visit: Visit, rows: Sequence[Row], visited: Visited) -> Visited:
+    """What the server sees: attackers change what they upload, and what goes beside it."""
+    attack, rounds = visit.settings.attack, visit.methods[0].rounds
+    attackers = [attack.choose(run.trained, run.seed) for run in visit.runs]
+    wrong = [i for i, row in enumerate(rows) if row.client in attackers[row.run] and i not in visited.faults]
+    if not wrong:
+        return visited
+    starts = [find_start(rounds, server.shared) for server in visit.servers]
+    uploads = _change_rows(visited.uploads, wrong, [starts[rows[i].run] for i in wrong], attack.factor)
+    averages = []
+    for m, sent in enumerate(visited.averages):
+        before = [visit.reached[rows[i].run][m].averages for i in wrong]
+        averages.append(_change_rows(sent, wrong, before, attack.factor))
+    return replace(visited, uploads=uploads, averages=tuple(averages))
+
+
+def _change_rows(stacked: Tree, rows: Sequence[int], starts: Sequence[Tree], factor: float) -> Tree:
+    changed = tree.map_leaves(torch.clone, stacked)
+    for i, start in zip(rows, starts, strict=True):
+        tree.map_leaves(
+            lambda leaf, new, i=i: leaf[i].copy_(new), changed, scale_update(factor, start, tree.take(stacked, i))
+        )
+    return changed
 
 
 def _sample(run: Run, settings: Training, number: int) -> list[int]:
@@ -186,16 +212,17 @@ def _finish_round(
     def pick(leaf: Tensor) -> Tensor:
         return leaf[_index(rows, leaf)]
 
-    shared = aggregate(visit.methods[0].rounds, server, tree.map_leaves(pick, visited.uploads), weights)
+    sent = Sent(tree.map_leaves(pick, visited.uploads), [tree.map_leaves(pick, each) for each in visited.averages])
+    before = [each.averages for each in visit.reached[r]]
+    shared, means = aggregate(visit.methods[0].rounds, visit.settings.defense, server, before, sent, weights)
     after = replace(server, round=server.round + 1, shared=shared)
     progress = []
-    for before, kept, averages in zip(visit.reached[r], visited.kept, visited.averages, strict=True):
+    for reached, kept, averages in zip(visit.reached[r], visited.kept, means, strict=True):
         try:
-            means = tree.weighted_mean(tree.map_leaves(pick, averages), weights)
-            mine = before.clients.put(clients, {name: pick(leaf) for name, leaf in kept.items()}, server.round)
+            mine = reached.clients.put(clients, {name: pick(leaf) for name, leaf in kept.items()}, server.round)
         except InputError as error:  # states that do not fit together; a disk that is full is another matter
             raise Broken(error) from error
-        progress.append(Progress(after, means, mine))
+        progress.append(Progress(after, averages, mine))
     return progress
 
 

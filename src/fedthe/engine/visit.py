@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
 from .fit import Optimizer
+from .robust import Attack, Defense
 from .server import Server
 
 _numbers = itertools.count()
@@ -39,12 +40,19 @@ class Training:
     crop: int = 4
     optimizer: Optimizer = Optimizer()
     tolerate: Literal["stop", "skip"] = "stop"  # a client whose upload cannot be used ends the run, or is left out
+    defense: Defense = Defense()
+    attack: Attack = Attack()
 
     def __post_init__(self) -> None:
         if self.rounds < 0 or self.local_epochs < 0 or self.personal_epochs < 0 or self.batch < 1 or self.crop < 0:
             raise InputError("rounds, epochs and crop must not be negative, and batch must be at least 1.")
         if not 0 < self.participation <= 1:
             raise InputError(f"participation must be above 0 and at most 1, not {self.participation}.")
+
+    def describe(self) -> dict[str, Any]:
+        """For hashes and records, without what is switched off: those made before it came stay valid."""
+        off = {name for name, plain in (("defense", Defense()), ("attack", Attack())) if getattr(self, name) == plain}
+        return {name: value for name, value in asdict(self).items() if name not in off}
 
     def epochs(self, phase: str) -> int:
         return self.local_epochs if phase == "local" else self.personal_epochs

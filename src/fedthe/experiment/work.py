@@ -76,7 +76,7 @@ class Work:
 
     def _path_of(self, method: Method) -> str:
         """A hash of all that a training depends on but its rounds. Engines agree, except in bfloat16."""
-        settings, seed = asdict(self.config.training), self.run.seed
+        settings, seed = self.config.training.describe(), self.run.seed
         del settings["rounds"]
         how = ["bfloat16"] if self.engine.dtype == torch.bfloat16 else []
         how += self._code_of(method)

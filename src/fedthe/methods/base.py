@@ -36,6 +36,7 @@ class Rounds:
     """How clients train the shared model. The default is FedAvg."""
 
     plain_sgd: ClassVar[bool] = False  # whether it is defined for SGD without momentum only
+    changes: ClassVar[tuple[str, ...]] = ()  # of `shared`: what clients upload in their place is added, not averaged
 
     def share(self, net: Net, params: Tree) -> Tree:
         """The shared model before the first round, of a network with these parameters."""

@@ -19,6 +19,7 @@ class Scaffold(Rounds):
     """Weight decay is part of the loss. Clients count equally, whatever their rows."""
 
     plain_sgd: ClassVar[bool] = True  # option II reads the mean gradient off the way that a client went
+    changes: ClassVar[tuple[str, ...]] = ("control",)
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -66,7 +66,7 @@ def bill_case(config: Config, bench: Bench | None, paid: set[str]) -> Iterator[B
         data = (config.dataset, config.size, config.unknown, s.clients, s.dirichlet, s.partition, s.train_fraction)
         cores = set()  # trained here: other methods with the same core do not train the shared model again
         for trained, served in group_by_training(methods).items():
-            key = content_hash(describe(trained), asdict(config.training), data, seed)
+            key = content_hash(describe(trained), config.training.describe(), data, seed)
             if key not in paid:
                 yield bill_training(config, rows, bench, trains=trained.core not in cores)
                 cores.add(trained.core)
