@@ -22,7 +22,7 @@ from ...experiment.work import get_engine, pick_tests
 from ...names import STREAM_NAMES, TEST_NAMES, name_test
 from ...records import describe_environment
 from ...text import clean, find_nearest
-from . import alpha_beta, curves, features, gains, interpolation, leak, probing, regime, streams, weights
+from . import alpha_beta, attacks, curves, features, gains, interpolation, leak, probing, regime, streams, weights
 from .base import Figure, restate_figure
 
 FIGURES: dict[str, Figure] = {
@@ -37,6 +37,7 @@ FIGURES: dict[str, Figure] = {
     "probing": probing.FIGURE,
     "streams": streams.FIGURE,
     "regime": regime.FIGURE,
+    "attacks": attacks.FIGURE,
 }
 
 
