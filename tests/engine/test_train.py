@@ -190,9 +190,8 @@ def test_the_mean_is_weighted_by_rows():
     assert len(set(sizes)) > 1
     settings = Training(rounds=1, local_epochs=1)
     begun = start(TWO_HEADS, 3, 0)
-    visit, rounds = Visit((TWO_HEADS,), settings, [Run(0, shards)], [[begun]]), TWO_HEADS.rounds
-    fits = [make_fits(visit, visit.runs[0], k, shards[k]).local for k in range(3)]
-    uploads = [rounds.local(fits[k], begun.server.shared, {}, shards[k]).params for k in range(3)]
+    fits = [make_fits(TWO_HEADS.net, settings, 0, 0, k, 3, shards[k]).local for k in range(3)]
+    uploads = [TWO_HEADS.rounds.local(fits[k], begun.server.shared, {}, shards[k]).params for k in range(3)]
     expected = sum(size * upload["head"]["out"] for size, upload in zip(sizes, uploads, strict=True)) / sum(sizes)
     trained = train(TWO_HEADS, shards, settings, 0)
     assert torch.allclose(trained.server.shared["head"]["out"], expected, atol=1e-7)
@@ -245,8 +244,7 @@ def test_what_is_deployed_is_the_shared_model_with_what_is_a_clients_own(method)
     before = tree.map_leaves(torch.clone, progress.server.shared)
     states = deploy(method, shards, SETTINGS, 0, progress)
     for k, state in enumerate(states):
-        visit = Visit((method,), SETTINGS, [Run(0, shards)], [[progress]])
-        fit = make_fits(visit, visit.runs[0], k, shards[k]).personal
+        fit = make_fits(method.net, SETTINGS, 0, progress.round, k, len(shards), shards[k]).personal
         received = progress.server.shared | progress.averages
         mine = progress.clients[k].get("personal", {})
         made = method.personal.personalize(fit, received, mine, shards[k]).params

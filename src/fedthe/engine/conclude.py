@@ -15,8 +15,7 @@ from .visit import Progress, Run
 
 def conclude(method: Method, run: Run, progress: Progress) -> Tree:
     """What every client deploys beside its own; mostly nothing."""
-    part, shared = method.predictor, progress.server.shared | progress.averages
-    who, rows = type(part).__name__, sum(run.sizes[k] for k in run.trained)
+    shared, rows = progress.server.shared | progress.averages, sum(run.sizes[k] for k in run.trained)
     with code_of_a_method():
         mean: Tree = {}
         for k in run.trained:  # one by one: what many clients send may not fit in memory
@@ -24,6 +23,14 @@ def conclude(method: Method, run: Run, progress: Progress) -> Tree:
             if not sent:
                 return {}
             mean = tree.map_leaves(torch.add, mean, sent) if mean else sent
+    return conclude_mean(method, mean)
+
+
+def conclude_mean(method: Method, mean: Tree) -> Tree:
+    """The same from the mean of what clients sent, weighted by their rows."""
+    part = method.predictor
+    who = type(part).__name__
+    with code_of_a_method():
         with code_of(part, "conclude", mean=mean), torch.no_grad():
             concluded = part.conclude(method, mean)
         check_tree(f"what {who}.conclude returns", concluded)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import tree
 from ..methods.base import Method
+from ..nets.net import Net
 from ..parallel import map_in_threads
 from ..tree import Tree
 from ..types import Shard
@@ -21,7 +22,7 @@ from .client import Fits, Received, Worked, deploy, work
 from .evaluate import answer_one, begin_one
 from .fit import LoopFit
 from .server import Diverged
-from .visit import Answered, Question, Row, Run, Visit, Visited, find_structural_fault, unchanged
+from .visit import Answered, Question, Row, Training, Visit, Visited, find_structural_fault, unchanged
 
 
 @dataclass(frozen=True)
@@ -122,15 +123,17 @@ def _prepare(visit: Visit, row: Row, lent: _Lent) -> tuple[Fits, list[Received],
     shard = run.shards[row.client]
     mine = [tree.map_leaves(torch.clone, each.clients[row.client]) for each in visit.reached[row.run]]
     received = [Received(*pair) for pair in zip(lent.averages, mine, strict=True)]
-    return make_fits(visit, run, row.client, shard), received, shard
+    net, total = visit.methods[0].net, len(run.shards)
+    return make_fits(net, visit.settings, run.seed, visit.round, row.client, total, shard), received, shard
 
 
-def make_fits(visit: Visit, run: Run, client: int, shard: Shard) -> Fits:
-    s, net = visit.settings, visit.methods[0].net
+def make_fits(net: Net, settings: Training, seed: int, number: int, client: int, clients: int, shard: Shard) -> Fits:
+    """Of one of so many clients, in a round."""
+    s = settings
 
     def fit(phase: str) -> LoopFit:
-        path, total = (run.seed, phase, visit.round), len(run.shards)
-        return LoopFit(net, shard, s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, client, total)
+        path = (seed, phase, number)
+        return LoopFit(net, shard, s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, client, clients)
 
     return Fits(fit("personal"), fit("local"))
 

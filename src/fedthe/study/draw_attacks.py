@@ -28,6 +28,7 @@ def draw_attacks(measured: Mapping[str, Any], path: Path) -> None:
                 panel.text(at, 1, "diverged", rotation=90, ha="center", va="bottom", fontsize=7, color="#444444")
         panel.set_title(attack, fontsize=10)
         panel.set_xticks(range(len(rules)), list(rules), fontsize=8)
+        panel.set_xlim(-0.6, len(rules) - 0.4)
         panel.set_ylim(0, 100)
         panel.set_ylabel("accuracy, %")
         panel.grid(axis="y", color="#e5e5e5", lw=0.6)

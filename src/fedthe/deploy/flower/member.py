@@ -1,0 +1,207 @@
+"""A client of a federation: its data and its personal state, which stay with it, and its part of a round."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ... import foreign, records, store, tree
+from ...data import load_dataset
+from ...data.plan import Federation, build
+from ...engine.client import Received, deploy, summarize, work
+from ...engine.clients import Clients
+from ...engine.conclude import deploy_beside
+from ...engine.evaluate import answer_stream
+from ...engine.loop import make_fits
+from ...engine.server import Diverged, Server
+from ...engine.shards import Shards
+from ...engine.train import find_faults
+from ...engine.visit import Progress
+from ...errors import InputError, code_of_a_method
+from ...foreign import show_path
+from ...tree import Tree
+from ...types import Shard
+from ..bundle import Bundle, strip, write_bundle
+from ..card import write_card
+from ..export import finish_bundle
+from ..join import read_rows
+from .terms import Terms
+
+KEPT = 2  # states: of the last round, and of the one before, for a server that went back to it
+
+
+class Model(NamedTuple):
+    """What the server sends: the shared model, and averages beside it, after some rounds."""
+
+    round: int
+    shared: Tree
+    averages: Tree
+
+
+class Contribution(NamedTuple):
+    """What a client sends for a round."""
+
+    upload: Tree
+    averages: Tree
+    rows: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Member:
+    terms: Terms
+    number: int  # from 0 on; draws are keyed by it
+    folder: Path  # of its personal state
+    federation: Federation  # its data: all of an experiment's, or its own alone
+    place: int  # which client of it this is
+    device: torch.device = torch.device("cpu")
+
+    @cached_property
+    def shard(self) -> Shard:
+        return Shards(self.federation, self.device)[self.place]
+
+    @property
+    def rows(self) -> int:
+        return int(self.shard.real.sum())
+
+    def train(self, model: Model) -> Contribution:
+        """A round's work. What the client keeps is on its disk before anything is sent."""
+        terms, first = self.terms, self._start()
+        training = terms.method.training
+        fits = make_fits(training.net, terms.settings, terms.seed, model.round, self.number, terms.clients, self.shard)
+        received = Received(model.averages, self._load(model.round, first))
+        with code_of_a_method():
+            done = work([training], fits, model.shared, [received], self.shard)
+        (kept,), (averages,) = done.kept, done.averages
+        fault = tree.find_fault(tree.flatten(first), tree.flatten(kept))
+        leaves = {"upload": done.upload, "state": kept, "averages": averages}
+        named = [(f"the {part}'s {name}", leaf[None]) for part in leaves for name, leaf in _flatten(leaves[part])]
+        (found,) = find_faults(named, done.loss.detach().reshape(1))
+        if fault or found:
+            raise Diverged(model.round, self.number, f"the state's {fault}" if fault else str(found))
+        self._save(model.round + 1, kept, first)
+        return Contribution(done.upload, averages, self.rows, float(done.loss))
+
+    def summarize(self, model: Model) -> Tree:
+        """What a client sends once, after the last round."""
+        with code_of_a_method():
+            return summarize(self.terms.method, model.shared | model.averages, self.shard)
+
+    def deploy(self, model: Model, beside: Tree) -> Tree:
+        """The client's own model of what the server has."""
+        terms, method = self.terms, self.terms.method
+        fits = make_fits(method.net, terms.settings, terms.seed, model.round, self.number, terms.clients, self.shard)
+        received = Received(model.averages, self._load(model.round, self._start()))
+        with code_of_a_method():
+            made, loss = deploy(method, fits.personal, model.shared, received, self.shard)
+        (fault,) = find_faults([(f"the state's {n}", leaf[None]) for n, leaf in _flatten(made)], loss.reshape(1))
+        if fault:
+            raise Diverged(model.round, self.number, fault)
+        states = tree.map_leaves(lambda leaf: leaf[None], model.shared | made)
+        return tree.take(deploy_beside(method, states, beside), 0)
+
+    def rate(self, mine: Tree) -> tuple[float, int]:
+        """The accuracy in percent on the client's own test split, and how many samples that has."""
+        stream = self.federation.tests["original"][self.place]
+        if stream is None:
+            return 0.0, 0
+        x, labels = self.federation.inputs(stream), self.federation.labels(stream)
+        path = (self.terms.seed, "original", self.number)
+        scores = answer_stream(self.terms.method, mine, self.shard, x, labels, path)
+        return 100 * scores.accuracy, len(labels)
+
+    def export(self, model: Model, mine: Tree) -> Path:
+        """Write the client's bundle."""
+        from ... import __version__
+
+        terms = self.terms
+        about = {
+            "fedthe": __version__,
+            "torch": torch.__version__,
+            "dataset": terms.config.dataset,
+            "manifest": self.federation.manifest_hash,
+            "training_id": f"{terms.id}-{model.round}",
+            "rounds": model.round,
+        }
+        begun = Bundle(
+            *("client", terms.name, strip(terms.method), terms.classes, terms.takes, terms.seed, self.number, {}, about)
+        )
+        made = finish_bundle(begun, tree.map_leaves(torch.Tensor.cpu, mine), Shard(*(part.cpu() for part in self.shard)))
+        place = self.folder / "bundle"
+        write_bundle(made, place, write_card(made))
+        return place
+
+    def _start(self) -> Tree:
+        """What it keeps before its first round."""
+        training = self.terms.method.training
+        with code_of_a_method():
+            return training.start(training.net.init(self.terms.seed)).mine
+
+    def _load(self, round: int, first: Tree) -> Tree:
+        """What it kept before this round: after its last one, whichever that was."""
+        before = [number for number in self._list() if number <= round]
+        if not before:
+            return tree.map_leaves(lambda leaf: leaf.to(self.device), first)
+        path = self._path(max(before))
+        found = records.load_progress(path, self.device)
+        if found is None or tree.find_fault(tree.flatten(first), tree.flatten(found.clients[0])):
+            raise InputError(f"{show_path(path)} does not fit the method; delete it to begin anew.")
+        return found.clients[0]
+
+    def _save(self, round: int, kept: Tree, first: Tree) -> None:
+        store.make_folder(self.folder)
+        clients = Clients.start(tree.map_leaves(torch.Tensor.cpu, first), 1)
+        rows = {name: leaf.detach().cpu()[None] for name, leaf in _flatten(kept)}
+        records.save_progress(self._path(round), Progress(Server(round, {}), {}, clients.put([0], rows, round - 1)))
+        past = [number for number in self._list() if number <= round]
+        for number in set(self._list()) - set(sorted(past)[-KEPT:]):  # those of a later round are of another past
+            records.delete_progress(self._path(number))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"{self.terms.id}-{round}.safetensors"
+
+    def _list(self) -> list[int]:
+        """The rounds after which there is a state."""
+        names = re.compile(rf"{self.terms.id}-(\d{{1,9}})\.safetensors")
+        found = self.folder.iterdir() if self.folder.is_dir() else []
+        return [int(match[1]) for each in found if (match := names.fullmatch(each.name))]
+
+
+def join(terms: Terms, number: int, folder: Path, data: Path | None = None, device: str = "cpu") -> Member:
+    """data: a folder with a folder per class, an npz file with images and labels, or a federation that was saved."""
+    if not 0 <= number < terms.clients:
+        raise InputError(f"there is no client {number}; the run has {terms.clients}, from 0 on.")
+    if terms.federation is not None:
+        if data is not None:
+            raise InputError("the run deals its own dataset to clients; leave `data` out, or set dataset=own.")
+        federation, place = terms.federation, number
+    elif data is None:
+        raise InputError("the run expects clients to bring their data; name a folder or a file as `data`.")
+    else:
+        federation, place = _open_data(terms, number, data)
+    return Member(terms, number, folder, federation, place, torch.device(device))
+
+
+def _open_data(terms: Terms, number: int, data: Path) -> tuple[Federation, int]:
+    if data.suffix == ".npz" and data.is_file() and "client" in foreign.read_headers(data):
+        dataset = load_dataset(f"npz:{data}")
+        if number >= len(dataset.clients):
+            raise InputError(f"{show_path(data)} has {len(dataset.clients)} clients, so none with number {number}.")
+        if tuple(dataset.pool.classes) != terms.classes or dataset.pool.x.shape[1:] != terms.takes.shape:
+            raise InputError(f"{show_path(data)} does not have the classes and shape of the run.")
+        settings = terms.config.settings(terms.seed)
+        return build(dataset, settings), number
+    x, labels = read_rows(data, terms.takes, terms.classes)
+    if labels is None:
+        raise InputError(f"{show_path(data)} has no labels; give a folder per class, or labels in the file.")
+    name = data.stem or "mine"
+    return Federation.from_clients([(x, labels)], classes=terms.classes, name=name, seed=terms.seed), 0
+
+
+def _flatten(leaves: Tree) -> list[tuple[str, torch.Tensor]]:
+    return list(tree.flatten(leaves).items())

@@ -1,0 +1,105 @@
+"""The server's side of a round: judge what clients sent, aggregate what can be used, and say who was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import tree
+from ...engine.clients import Clients
+from ...engine.conclude import conclude_mean
+from ...engine.server import Sent, Server, aggregate, find_infinite
+from ...engine.visit import Progress
+from ...errors import code_of_a_method
+from ...tree import Tree
+from .member import Model
+from .terms import Terms
+
+SHARED, AVERAGES = "shared", "averages"  # what names of leaves begin with
+
+
+class Reply(NamedTuple):
+    """What a client sent for a round, or why nothing of it can be used."""
+
+    client: int
+    leaves: Mapping[str, Tensor]
+    rows: float
+    loss: float
+    fault: str | None = None
+
+
+class Judged(NamedTuple):
+    good: list[Reply]  # by client
+    faults: dict[int, str]  # by client
+
+
+def start(terms: Terms) -> Progress:
+    """The server before the first round. What clients keep is not here."""
+    training = terms.method.training
+    with code_of_a_method():
+        shared, averages, _ = training.start(training.net.init(terms.seed))
+    return Progress(Server(0, shared), averages, Clients.start({}, 1))
+
+
+def name_leaves(shared: Tree, averages: Tree) -> dict[str, Tensor]:
+    """What travels, by name: the same names in both directions."""
+    return tree.flatten({SHARED: shared, AVERAGES: averages})
+
+
+def take_leaves(leaves: Mapping[str, Tensor], round: int) -> Model:
+    both = tree.unflatten(leaves)
+    return Model(round, both.get(SHARED, {}), both.get(AVERAGES, {}))
+
+
+def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Judged:
+    """Which replies can be used. Those of a client that answers twice cannot."""
+    expected = name_leaves(progress.server.shared, progress.averages)
+    seen: dict[int, list[Reply]] = {}
+    for reply in replies:
+        seen.setdefault(reply.client, []).append(reply)
+    good, faults = [], {}
+    for client, of_client in sorted(seen.items()):
+        twice = f"{len(of_client)} nodes answer for it" if len(of_client) > 1 else None
+        fault = twice or of_client[0].fault or find_fault(expected, of_client[0], most_rows)
+        if fault is None:
+            good.append(of_client[0])
+        else:
+            faults[client] = fault
+    return Judged(good, faults)
+
+
+def find_fault(expected: Mapping[str, Tensor], reply: Reply, most_rows: float) -> str | None:
+    """Why a reply cannot be used; None if it can."""
+    if not (1 <= reply.rows <= most_rows and reply.rows == int(reply.rows)):
+        return f"it claims {reply.rows:g} training rows; from 1 to {most_rows:g} are believed"
+    fault = tree.find_fault(expected, reply.leaves)
+    if fault is not None:
+        return f"the upload's {fault}"
+    (fault,) = find_infinite([(f"the upload's {name}", leaf[None]) for name, leaf in reply.leaves.items()], 1)
+    return fault or (None if abs(reply.loss) < float("inf") else f"the loss is {reply.loss}")
+
+
+def finish_round(terms: Terms, progress: Progress, judged: Judged) -> Progress:
+    """The server after a round of the clients that can be used, of which there is at least one."""
+    good, server = judged.good, progress.server
+    stacked = tree.stack([tree.unflatten(reply.leaves) for reply in good])
+    weights = torch.tensor([float(reply.rows) for reply in good])
+    mean = sum(reply.loss for reply in good) / len(good)
+    skipped = [f"client {k} in round {server.round + 1}: {fault}; left out" for k, fault in judged.faults.items()]
+    news = replace(server, losses=(*server.losses, mean), skipped=(*server.skipped, *skipped))
+    sent = Sent(stacked.get(SHARED, {}), [stacked.get(AVERAGES, {})])
+    rounds, defense = terms.method.rounds, terms.settings.defense
+    shared, (averages,) = aggregate(rounds, defense, news, [progress.averages], sent, weights)
+    return Progress(replace(news, round=server.round + 1, shared=shared), averages, progress.clients)
+
+
+def finish(terms: Terms, summaries: Sequence[tuple[Tree, int]]) -> Tree:
+    """What all clients deploy beside their own, from what each sent after the last round, and its rows."""
+    sent = [(summary, rows) for summary, rows in summaries if summary]
+    if not sent:
+        return {}
+    return conclude_mean(terms.method, tree.weighted_mean([summary for summary, _ in sent], [n for _, n in sent]))

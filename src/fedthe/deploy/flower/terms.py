@@ -1,0 +1,135 @@
+"""What the server and the clients of a federation agree on. Both make it of the settings that come with a run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ...config import Config, make_config, read_words
+from ...data.plan import Federation
+from ...engine.visit import Training
+from ...errors import InputError
+from ...experiment.data import fit_to_net
+from ...experiment.work import prepare
+from ...methods.base import Method
+from ...methods.compose import describe
+from ...methods.make import make_methods
+from ...nets import NETS
+from ...nets.make import make_net
+from ...store import content_hash
+from ...text import clean
+from ..bundle import Input, take_input
+
+FORMAT = 1  # part of every id; raised when a change of the code moves numbers
+OWN = "own"  # as dataset: each client brings data of its own
+KINDS = {"pictures": "uint8", "features": "float32", "tokens": "int64"}
+Value = bool | float | int | str  # of Flower's run config
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A federation of one method and one seed."""
+
+    config: Config
+    name: str  # of the method
+    method: Method
+    classes: tuple[str, ...]
+    takes: Input
+    clients: int
+    federation: Federation | None  # whose data the clients of an experiment hold; None: they bring their own
+
+    @property
+    def seed(self) -> int:
+        return self.config.seeds[0]
+
+    @property
+    def settings(self) -> Training:
+        return self.config.training
+
+    @cached_property
+    def id(self) -> str:
+        """A hash of all that the training depends on but its rounds: where it is the same, one continues another."""
+        settings = self.settings.describe()
+        del settings["rounds"], settings["tolerate"]
+        data = self.federation.training_hash if self.federation else [self.classes, self.takes.dtype, self.takes.shape]
+        return content_hash(FORMAT, describe(self.method.training), settings, data, self.seed, self.clients)[:16]
+
+
+def make_terms(given: Mapping[str, Value]) -> Terms:
+    """From a run config: the keys of the app, and under `settings` any others of `fedthe run`, as KEY=VALUE words."""
+    config = _read_config(given)
+    return _share_own(config, given) if config.dataset == OWN else _share_dataset(config)
+
+
+def _read_config(given: Mapping[str, Value]) -> Config:
+    try:
+        words = shlex.split(str(given.get("settings", "")))
+    except ValueError as error:
+        raise InputError(f"settings cannot be read ({error}).") from None
+    for key in ("methods", "seeds", "rounds", "clients", "dataset", "unseen"):
+        if any(word.startswith(f"{key}=") for word in words):
+            hint = "a federation has no clients that join later" if key == "unseen" else "it is a key of its own"
+            raise InputError(f"settings cannot have {key}; {hint}.")
+    own = {
+        "methods": (str(given["method"]),),
+        "seeds": (_read_number(given, "seed", 0),),
+        "rounds": _read_number(given, "rounds", 1),
+        "clients": _read_number(given, "clients", 1),
+        "dataset": str(given["dataset"]),
+        "device": "cpu",
+        "engine": "loop",
+    }
+    return make_config({**read_words(words), **own})
+
+
+def _read_number(given: Mapping[str, Value], key: str, least: int) -> int:
+    value = given[key]
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{key} must be a whole number from {least} on, not {value}.")
+    return value
+
+
+def _share_dataset(config: Config) -> Terms:
+    """An experiment: every client holds its part of one dataset."""
+    methods, (work,) = prepare(config)
+    ((name, method),) = methods.items()
+    pool, clients = work.federation.pool, len(work.federation.clients)
+    takes = take_input(pool.x, work.config.square)
+    return Terms(work.config, name, method, tuple(pool.classes), takes, clients, work.federation)
+
+
+def _share_own(config: Config, given: Mapping[str, Value]) -> Terms:
+    classes = tuple(name.strip() for name in str(given.get("classes", "")).split(",") if name.strip())
+    if len(classes) < 2 or len(set(classes)) != len(classes):
+        raise InputError(f"classes must name at least two classes, each once, such as cat,dog, not {list(classes)}.")
+    takes = _read_input(str(given.get("kind", "pictures")), str(given.get("shape", "")))
+    if config.standardize:
+        raise InputError("standardize needs everybody's pixels, which stay with the clients; leave it out.")
+    if not takes.is_picture:
+        config = replace(config, flip=False, crop=0)
+    elif config.crop >= min(takes.shape[:2]):
+        raise InputError(f"crop must be less than the {min(takes.shape[:2])} pixels of a side, but is {config.crop}.")
+    shape = (takes.shape[2], *takes.shape[:2]) if takes.is_picture else takes.shape
+    net = make_net(config, len(classes), shape)
+    config = config if config.net in NETS else fit_to_net(config, net)
+    ((name, method),) = make_methods(config, net).items()
+    if not takes.is_picture and method.predictor.pictures_only:
+        raise InputError(f"{clean(name)} works on augmented or rotated pictures, and these are none.")
+    assert config.clients is not None
+    return Terms(config, name, method, classes, takes, config.clients, None)
+
+
+def _read_input(kind: str, shape: str) -> Input:
+    if kind not in KINDS:
+        raise InputError(f"kind must be {', '.join(KINDS)}, not {clean(kind)!r}.")
+    try:
+        sides = tuple(int(side) for side in shape.split("x"))
+    except ValueError:
+        sides = ()
+    right = (len(sides) == 3 and sides[2] in (1, 3)) if kind == "pictures" else bool(sides)
+    if not right or not all(0 < side < 2**16 for side in sides) or math.prod(sides) > 2**27:
+        raise InputError(f"shape must be that of a sample, such as 32x32x3 for pictures, not {clean(shape)!r}.")
+    return Input(KINDS[kind], sides)

@@ -1,0 +1,74 @@
+"""Server and clients of a federation, called by hand: the same numbers as in a simulation, for every method."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fedthe
+from fedthe import records, tree
+from fedthe.config import make_config
+from fedthe.deploy.flower.member import Model, join
+from fedthe.deploy.flower.rounds import Reply, find_fault, finish, finish_round, judge, name_leaves, start, take_leaves
+from fedthe.deploy.flower.terms import make_terms
+from fedthe.engine.conclude import conclude
+from fedthe.engine.loop import Loop
+from fedthe.engine.server import sample_clients
+from fedthe.engine.train import deploy_some, train
+from fedthe.engine.visit import Run
+from fedthe.experiment.work import prepare
+from helpers import fails
+
+SMALL = {"method": "fedthe", "dataset": "glyphs", "clients": 3, "rounds": 2, "seed": 1}
+QUICK = "train_fraction=0.1 test_fraction=0.1 local_epochs=1 batch=16 size=16"
+ROWS = 1e6
+
+
+def make(**given):
+    return make_terms(SMALL | {"settings": QUICK} | given)
+
+
+def federate(terms, folder, rounds=None, progress=None, participation=1.0):
+    """All rounds, as the apps do them, without messages."""
+    progress = progress or start(terms)
+    members = [join(terms, k, folder / str(k)) for k in range(terms.clients)]
+    for number in range(progress.round, terms.settings.rounds if rounds is None else rounds):
+        sent = name_leaves(progress.server.shared, progress.averages)
+        replies = []
+        for k in sample_clients(terms.clients, terms.settings.participation, terms.seed, number):
+            done = members[k].train(take_leaves(sent, number))
+            replies.append(Reply(k, name_leaves(done.upload, done.averages), done.rows, done.loss))
+        progress = finish_round(terms, progress, judge(progress, replies[::-1], ROWS))
+    return progress, members
+
+
+def simulate(terms):
+    methods, (work,) = prepare(terms.config)
+    (method,) = methods.values()
+    return work, method, train(method.training, work.run.shards, terms.settings, terms.seed, engine=Loop(threads=1))
+
+
+def assert_same(one, other):
+    one, other = tree.flatten(one), tree.flatten(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("name", fedthe.METHODS)
+def test_every_method_trains_and_deploys_as_in_a_simulation(name, tmp_path):
+    net = " net=resnet20_gn" if name in ("tent", "sar", "rotta") else ""
+    terms = make(method=name, settings=QUICK + net, rounds=1 if net else 2)
+    found, members = federate(terms, tmp_path)
+    work, method, expected = simulate(terms)
+    assert_same(found.server.shared, expected.server.shared)
+    assert_same(found.averages, expected.averages)
+    assert found.server.losses == pytest.approx(expected.server.losses, rel=1e-6)
+    model = Model(found.round, found.server.shared, found.averages)
+    beside = finish(terms, [(member.summarize(model), member.rows) for member in members])
+    theirs = conclude(method, work.run, expected)
+    for a, b in zip(tree.flatten(beside).values(), tree.flatten(theirs).values(), strict=True):
+        torch.testing.assert_close(a, b)
+    deployed = deploy_some(method, work.run, terms.settings, expected, Loop(), [2], beside)
+    assert_same(members[2].deploy(model, beside), tree.take(deployed, 0))
