@@ -131,7 +131,9 @@ class Member:
         begun = Bundle(
             *("client", terms.name, strip(terms.method), terms.classes, terms.takes, terms.seed, self.number, {}, about)
         )
-        made = finish_bundle(begun, tree.map_leaves(torch.Tensor.cpu, mine), Shard(*(part.cpu() for part in self.shard)))
+        made = finish_bundle(
+            begun, tree.map_leaves(torch.Tensor.cpu, mine), Shard(*(part.cpu() for part in self.shard))
+        )
         place = self.folder / "bundle"
         write_bundle(made, place, write_card(made))
         return place

@@ -1,0 +1,97 @@
+"""The ClientApp: one message, one piece of work. Data and personal state are where the node's own config says.
+
+Keys of the node config: `partition-id` (the client's number), `data` (its folder or npz file), `state` (the folder of
+its personal state and bundle), `threads` and `device`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ... import store
+from ...errors import Failed, InputError
+from . import messages
+from .member import Member, Model, join
+from .rounds import name_leaves, take_leaves
+from .terms import Terms, Value, make_terms
+
+Handler = Callable[[Message, Member], Message]
+app = ClientApp()
+
+
+def handle(work: Handler) -> Callable[[Message, Context], Message]:
+    """As Flower calls it. A client that cannot do its work says why, in one sentence."""
+
+    @wraps(work)
+    def handler(message: Message, context: Context) -> Message:
+        try:
+            return work(message, open_member(make_terms(context.run_config), context.node_config))
+        except (InputError, Failed) as error:
+            return messages.refuse(message, error)
+
+    return handler
+
+
+def open_member(terms: Terms, node: Mapping[str, Value]) -> Member:
+    number, threads = node.get("partition-id"), node.get("threads", 1)
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise InputError("the node config must have the client's number: --node-config 'partition-id=0'.")
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 1024:
+        raise InputError(f"threads must be from 1 to 1024, not {threads}.")
+    torch.set_num_threads(threads)
+    folder = Path(str(node["state"])) if "state" in node else store.home() / "clients" / str(number)
+    data = Path(str(node["data"])) if "data" in node else None
+    return join(terms, number, folder.absolute(), data, str(node.get("device", "cpu")))
+
+
+def read_model(message: Message, member: Member) -> Model:
+    number = message.content.config_records[messages.CONFIG]["round"]
+    assert isinstance(number, int)
+    leaves = {name: leaf.to(member.device) for name, leaf in messages.take_arrays(message.content).items()}
+    return take_leaves(leaves, number)
+
+
+@app.query()
+@handle
+def hello(message: Message, member: Member) -> Message:
+    """Which client this is; its data is read once, so that a fault of it shows before the first round."""
+    return messages.reply(
+        message, {"client": member.number, "rows": member.rows, "terms": int(member.terms.id[:12], 16)}
+    )
+
+
+@app.train()
+@handle
+def train(message: Message, member: Member) -> Message:
+    began = time.perf_counter()
+    done = member.train(read_model(message, member))
+    numbers = {"rows": done.rows, "loss": done.loss, "seconds": time.perf_counter() - began}
+    return messages.reply(message, numbers, name_leaves(done.upload, done.averages))
+
+
+@app.query("summarize")
+@handle
+def summarize(message: Message, member: Member) -> Message:
+    made = member.summarize(read_model(message, member))
+    return messages.reply(message, {"rows": member.rows}, name_leaves(made, {}))
+
+
+@app.evaluate()
+@handle
+def evaluate(message: Message, member: Member) -> Message:
+    """The accuracy of the client's own model on its own test split; after the last round, also its bundle."""
+    began, model = time.perf_counter(), read_model(message, member)
+    beside = take_leaves(messages.take_arrays(message.content, messages.BESIDE), model.round).shared
+    mine = member.deploy(model, beside)
+    accuracy, samples = member.rate(mine)
+    if message.content.config_records[messages.CONFIG]["export"]:
+        member.export(model, mine)
+    seconds = time.perf_counter() - began
+    return messages.reply(message, {"accuracy": accuracy, "samples": samples, "seconds": seconds})

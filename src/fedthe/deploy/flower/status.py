@@ -1,0 +1,73 @@
+"""What the server writes down about a federation after every phase, for `fedthe federate status`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ... import foreign, store
+from ...errors import InputError
+from ...foreign import show_path
+
+FILE = "status.json"
+LARGEST = 2**26
+
+
+@dataclass
+class Seen:
+    """A client, as the server knows it."""
+
+    node: str | None = None
+    rows: int | None = None
+    round: int | None = None  # the last one that it took part in
+    accuracy: float | None = None  # in percent, on its own test split, when it was last asked
+    fault: str | None = None  # why it was left out, the last time that it was
+
+
+@dataclass
+class RoundStatus:
+    round: int
+    loss: float
+    clients: list[int]  # that were aggregated
+    faults: dict[str, str]  # by client that was left out
+    seconds: dict[str, float]  # by phase
+    bytes: dict[str, int]  # to each client and back
+
+
+@dataclass
+class Status:
+    id: str
+    method: str
+    clients: int
+    rounds: int
+    doing: str = "waiting for clients"
+    round: int = 0
+    seen: dict[str, Seen] = field(default_factory=dict)  # by client
+    history: list[RoundStatus] = field(default_factory=list)
+
+    def of(self, client: int) -> Seen:
+        return self.seen.setdefault(str(client), Seen())
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over clients that told theirs."""
+        told = [each.accuracy for each in self.seen.values() if each.accuracy is not None]
+        return sum(told) / len(told) if told else None
+
+    def write(self, folder: Path) -> None:
+        store.write_json(folder / FILE, asdict(self))
+
+
+def read_status(folder: Path) -> Status:
+    path = folder / FILE
+    if not path.exists():
+        raise InputError(f"{show_path(folder)} has no {FILE}; name the folder of a federation's server.")
+    with foreign.explain(f"{show_path(path)} is damaged"):
+        found: Mapping[str, Any] = json.loads(foreign.read_file(path, LARGEST))
+        parts = dict(found)
+        parts["seen"] = {client: Seen(**each) for client, each in found["seen"].items()}
+        parts["history"] = [RoundStatus(**each) for each in found["history"]]
+        return Status(**parts)
