@@ -1,24 +1,18 @@
 """Server and clients of a federation, called by hand: the same numbers as in a simulation, for every method."""
 
-import math
-
-import numpy as np
 import pytest
 import torch
 
 import fedthe
-from fedthe import records, tree
-from fedthe.config import make_config
+from fedthe import tree
 from fedthe.deploy.flower.member import Model, join
-from fedthe.deploy.flower.rounds import Reply, find_fault, finish, finish_round, judge, name_leaves, start, take_leaves
+from fedthe.deploy.flower.rounds import Reply, finish, finish_round, judge, name_leaves, start, take_leaves
 from fedthe.deploy.flower.terms import make_terms
 from fedthe.engine.conclude import conclude
 from fedthe.engine.loop import Loop
 from fedthe.engine.server import sample_clients
 from fedthe.engine.train import deploy_some, train
-from fedthe.engine.visit import Run
 from fedthe.experiment.work import prepare
-from helpers import fails
 
 SMALL = {"method": "fedthe", "dataset": "glyphs", "clients": 3, "rounds": 2, "seed": 1}
 QUICK = "train_fraction=0.1 test_fraction=0.1 local_epochs=1 batch=16 size=16"

@@ -268,12 +268,12 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(tmp_path):
         read_progress(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"holds no run to watch"):
         read_progress(tmp_path)
-    for text in ("", "{", "[]", "3", "null", "[" * 100_000, '{"format": 2}', b"\xff\xfe"):
+    for text in ("", "{", "[]", "3", "null", "[" * 100_000, '{"format": 3}', b"\xff\xfe"):
         (tmp_path / FILE).write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(InputError, match="is damaged"):
             read_progress(tmp_path)
     (tmp_path / FILE).write_text('{"format": 1, "state": "asleep"}')
-    with pytest.raises(InputError, match="has format 1, but this version of fedthe knows format 2"):
+    with pytest.raises(InputError, match="has format 1, but this version of fedthe knows format 3"):
         read_progress(tmp_path)
 
 

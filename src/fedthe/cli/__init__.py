@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ..terminal import Commands, guard
-from . import bench, data, deploy, methods, paper, report, run, serve, settings
+from . import bench, data, deploy, federate, methods, paper, report, run, serve, settings
 
 app = typer.Typer(
     name="fedthe",
@@ -61,3 +61,4 @@ for each in (
     app.command()(each)
 app.add_typer(data.app, name="data")
 app.add_typer(serve.app, name="token")
+app.add_typer(federate.app, name="federate")

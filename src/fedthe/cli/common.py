@@ -121,10 +121,12 @@ def bars() -> Iterator[None]:
 
     def listen(event: Event) -> None:
         what = event.describe()
+        line = event.worker or what  # a line for each worker, whatever it does
         progress.start()  # not earlier: refused input prints a single line
-        if what not in tasks:
-            tasks[what] = progress.add_task(what, remark="")
-        progress.update(tasks[what], completed=event.done, total=event.total, remark=event.remark)
+        if line not in tasks:
+            tasks[line] = progress.add_task(what, remark="")
+        moved = {"completed": event.done, "total": event.total, "remark": event.remark}
+        progress.update(tasks[line], description=what, **moved)
 
     try:
         with listening(listen):

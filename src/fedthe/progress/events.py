@@ -24,6 +24,7 @@ class Event(ABC):
     unit: ClassVar[str] = ""  # what is counted
     done: int
     total: int
+    worker: str = ""  # who does it, where there are several
 
     @property
     def is_over(self) -> bool:
@@ -41,6 +42,9 @@ class Event(ABC):
     @abstractmethod
     def describe(self) -> str:
         """The work, for people to read."""
+
+    def _say_worker(self) -> str:
+        return f"{self.worker}: " if self.worker else ""
 
     def continues(self, before: Event) -> bool:
         """Whether both events are about the same work."""
@@ -68,7 +72,8 @@ class TrainEvent(Event):
 
     def describe(self) -> str:
         seeds = f", {len(self.seeds)} seeds" if len(self.seeds) > 1 else ""
-        return f"training {' and '.join(self.methods)}{seeds}"
+        seed = f", seed {self.seeds[0]}" if self.worker and not seeds else ""
+        return f"{self._say_worker()}training {' and '.join(self.methods)}{seeds or seed}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class AnswerEvent(Event):
     seed: int
 
     def describe(self) -> str:
-        return f"testing {self.method}"
+        seed = f", seed {self.seed}" if self.worker else ""
+        return f"{self._say_worker()}testing {self.method}{seed}"
 
 
 @dataclass(frozen=True)

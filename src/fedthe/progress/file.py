@@ -21,7 +21,7 @@ from .events import AnswerEvent, Event, TrainEvent, WaitEvent, WorkEvent, listen
 
 T = TypeVar("T")
 FILE = "progress.json"
-FORMAT = 2
+FORMAT = 3
 KINDS: dict[str, type[Event]] = {each.kind: each for each in (TrainEvent, AnswerEvent, WaitEvent, WorkEvent)}
 STATES = ("running", "done", "stopped", "failed")
 EVERY = 1.0  # seconds between writes during a step
@@ -53,7 +53,7 @@ class Live:
     answers: int  # of the whole experiment
     answered: tuple[str, ...]  # stems of the files in answers/
     failures: tuple[str, ...]  # answers that will be missing, and why
-    steps: tuple[LiveStep, ...]  # the last is in progress
+    steps: tuple[LiveStep, ...]  # the last of each worker is in progress
 
 
 class Recorder:
@@ -70,11 +70,13 @@ class Recorder:
 
     def hear(self, event: Event) -> None:
         with self._lock:
-            now, steps = self._clock(), list(self.live.steps)
-            at = _find_open(steps, event)
-            step = LiveStep(event, now, event.done, now) if at is None else steps.pop(at)
-            steps.append(replace(step, event=event, updated=now))
-            self._change(at is None or at < len(steps) - 1, steps=tuple(steps))
+            now, steps = self._clock(), self.live.steps
+            own = [step for step in steps if step.event.worker == event.worker]
+            others = [step for step in steps if step.event.worker != event.worker]
+            at = _find_open(own, event)
+            step = LiveStep(event, now, event.done, now) if at is None else own.pop(at)
+            own.append(replace(step, event=event, updated=now))
+            self._change(at is None or at < len(own) - 1, steps=(*others, *own))
 
     def add_answer(self, stem: str) -> None:
         """answers/STEM.json is written."""

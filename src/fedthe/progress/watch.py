@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 COLOURS = {"running": "cyan", "done": "green", "stopped": "yellow", "failed": "red", "silent": "red"}
 RECENT = 4  # finished steps to list
+MOST_WORKERS = 16  # to show at once
 WIDTH = 80  # of bars and lists, which are hard to read if wider
 MOMENT = 0.5  # seconds
 LINGER = 10.0  # seconds to watch a finished run while its process lives
@@ -95,29 +96,38 @@ def _is_gone(live: Live) -> bool:
     return False
 
 
+def list_current(live: Live) -> list[LiveStep]:
+    """The latest step of every worker, in the order of their names; without workers, the latest of all."""
+    latest = {step.event.worker: step for step in live.steps}
+    return [latest[name] for name in sorted(latest, key=lambda name: (len(name), name))]
+
+
 def estimate_left(live: Live, now: float) -> float | None:
     """Seconds until the run is done; None if there is too little to go by.
 
-    The current step is estimated by its own pace, later trainings and answers by the mean of earlier ones.
+    Current steps are estimated by their own pace, later trainings and answers by the mean of earlier ones; workers
+    share what is left.
     """
     if live.state != "running":
         return 0.0 if live.state == "done" else None
     trainings = sum(step.event.trainings for step in live.steps)
-    testing = sum(isinstance(step.event, AnswerEvent) and not step.event.is_over for step in live.steps[-1:])
+    current = list_current(live)
+    at_work = [step for step in current if step.event.worker] or current
+    testing = sum(isinstance(step.event, AnswerEvent) and not step.event.is_over for step in at_work)
     answers = len(live.answered) + len(live.failures) + testing
-    parts = [estimate_step(live, now)] if live.steps else []
+    parts = [estimate_step(live, step, now) for step in at_work]
     tests = [seconds for _, seconds in _time_tests(live.steps)]
     training, test = _time_training(live.steps), fmean(tests) if tests else None
     for count, seconds in ((live.trainings - trainings, training), (live.answers - answers, test)):
         if count > 0:
             parts.append(None if seconds is None else count * seconds)
     known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+    return sum(known) / max(1, len(at_work)) if len(known) == len(parts) else None
 
 
-def estimate_step(live: Live, now: float) -> float | None:
-    """Seconds until the current step is done."""
-    *before, step = live.steps
+def estimate_step(live: Live, step: LiveStep, now: float) -> float | None:
+    """Seconds until a current step is done."""
+    before = [each for each in live.steps if each is not step]
     event, pace = step.event, find_pace(step)
     if event.is_over:
         return 0.0
@@ -206,9 +216,7 @@ def show(live: Live, folder: Path, now: float) -> RenderableType:
 
 
 def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableType]:
-    """The current step: a bar, and its pace."""
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
+    """The current step, or that of every worker."""
     from rich.text import Text
 
     if live.state != "running":
@@ -216,7 +224,20 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
     if not live.steps:
         yield Text("no progress yet", style="dim")
         return
-    step = live.steps[-1]
+    current = list_current(live)
+    at_work = [step for step in current if not (step.event.worker and step.event.is_over)]
+    for step in at_work[:MOST_WORKERS]:
+        yield from _show_step(live, step, now, silent)
+    if len(at_work) > MOST_WORKERS:
+        yield Text(f"and {len(at_work) - MOST_WORKERS} more", style="dim")
+
+
+def _show_step(live: Live, step: LiveStep, now: float, silent: bool) -> Iterator[RenderableType]:
+    """A bar, and the pace."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
     event = step.event
     line = Table.grid(padding=(0, 2), expand=True)
     line.add_column(ratio=1, overflow="fold")
@@ -226,7 +247,7 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
     bar = Table.grid(expand=True)  # a bar alone does not end its line
     bar.add_row(ProgressBar(max(event.total, 1), min(event.done, event.total), complete_style=COLOURS["running"]))
     yield bar
-    pace, left = find_pace(step), None if silent else estimate_step(live, now)
+    pace, left = find_pace(step), None if silent else estimate_step(live, step, now)
     speed = "" if pace is None else f"{say_pace(pace)} per {event.unit or 'step'}"
     wait = "" if left is None or event.is_over else f"done in about {say_seconds(left)}"
     place = f"{event.unit} {event.done} of {event.total}".strip()
@@ -236,7 +257,7 @@ def _show_progress(live: Live, now: float, silent: bool) -> Iterator[RenderableT
 def _say_counts(live: Live, now: float, silent: bool) -> Iterator[str]:
     """Trainings and answers so far, the time they took, and the time left."""
     begun = sum(step.event.trainings for step in live.steps)
-    over = begun - sum(step.event.trainings for step in live.steps[-1:] if not step.event.is_over)
+    over = begun - sum(step.event.trainings for step in list_current(live) if not step.event.is_over)
     trainings = f"trainings {min(over, live.trainings)} of {live.trainings}, " if live.trainings else ""
     failed = f", {len(live.failures)} failed" if live.failures else ""
     yield f"{trainings}answers {len(live.answered)} of {live.answers}{failed}"
@@ -253,7 +274,8 @@ def _show_steps(live: Live) -> Iterator[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    over = live.steps[:-1] if live.state == "running" else live.steps
+    at_work = [id(step) for step in list_current(live)] if live.state == "running" else []
+    over = sorted((step for step in live.steps if id(step) not in at_work), key=lambda step: step.updated)
     if not over:
         return
     yield Text(f"\nsteps so far: {len(over)}{', the latest:' if len(over) > RECENT else ''}", style="bold")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ... import foreign, records, store, tree
 from ...data import load_dataset
+from ...data.partition import MIN_ROWS, split_rows
 from ...data.plan import Federation, build
 from ...engine.client import Received, deploy, summarize, work
 from ...engine.clients import Clients
@@ -24,6 +26,7 @@ from ...engine.train import find_faults
 from ...engine.visit import Progress
 from ...errors import InputError, code_of_a_method
 from ...foreign import show_path
+from ...store import content_hash
 from ...tree import Tree
 from ...types import Shard
 from ..bundle import Bundle, strip, write_bundle
@@ -52,18 +55,25 @@ class Contribution(NamedTuple):
     loss: float
 
 
+class Holding(NamedTuple):
+    """A client's data."""
+
+    shard: Shard
+    test_x: np.ndarray  # of its own test split
+    test_labels: np.ndarray
+
+
 @dataclass(frozen=True)
 class Member:
     terms: Terms
     number: int  # from 0 on; draws are keyed by it
     folder: Path  # of its personal state
-    federation: Federation  # its data: all of an experiment's, or its own alone
-    place: int  # which client of it this is
+    holding: Holding
     device: torch.device = torch.device("cpu")
 
-    @cached_property
+    @property
     def shard(self) -> Shard:
-        return Shards(self.federation, self.device)[self.place]
+        return self.holding.shard
 
     @property
     def rows(self) -> int:
@@ -107,13 +117,10 @@ class Member:
 
     def rate(self, mine: Tree) -> tuple[float, int]:
         """The accuracy in percent on the client's own test split, and how many samples that has."""
-        stream = self.federation.tests["original"][self.place]
-        if stream is None:
+        x, labels, path = self.holding.test_x, self.holding.test_labels, (self.terms.seed, "original", self.number)
+        if not len(x):
             return 0.0, 0
-        x, labels = self.federation.inputs(stream), self.federation.labels(stream)
-        path = (self.terms.seed, "original", self.number)
-        scores = answer_stream(self.terms.method, mine, self.shard, x, labels, path)
-        return 100 * scores.accuracy, len(labels)
+        return 100 * answer_stream(self.terms.method, mine, self.shard, x, labels, path).accuracy, len(x)
 
     def export(self, model: Model, mine: Tree) -> Path:
         """Write the client's bundle."""
@@ -124,7 +131,7 @@ class Member:
             "fedthe": __version__,
             "torch": torch.__version__,
             "dataset": terms.config.dataset,
-            "manifest": self.federation.manifest_hash,
+            "manifest": self._hash_data(),
             "training_id": f"{terms.id}-{model.round}",
             "rounds": model.round,
         }
@@ -137,6 +144,12 @@ class Member:
         place = self.folder / "bundle"
         write_bundle(made, place, write_card(made))
         return place
+
+    def _hash_data(self) -> str:
+        """What identifies the rows that it trained with."""
+        if self.terms.federation is not None:
+            return self.terms.federation.manifest_hash
+        return content_hash(*(hashlib.sha256(part.cpu().numpy().tobytes()).hexdigest() for part in self.shard))
 
     def _start(self) -> Tree:
         """What it keeps before its first round."""
@@ -178,31 +191,49 @@ def join(terms: Terms, number: int, folder: Path, data: Path | None = None, devi
     """data: a folder with a folder per class, an npz file with images and labels, or a federation that was saved."""
     if not 0 <= number < terms.clients:
         raise InputError(f"there is no client {number}; the run has {terms.clients}, from 0 on.")
+    if terms.federation is not None and data is not None:
+        raise InputError("the run deals its own dataset to clients; leave `data` out, or set dataset=own.")
+    where = torch.device(device)
     if terms.federation is not None:
-        if data is not None:
-            raise InputError("the run deals its own dataset to clients; leave `data` out, or set dataset=own.")
-        federation, place = terms.federation, number
-    elif data is None:
-        raise InputError("the run expects clients to bring their data; name a folder or a file as `data`.")
+        held = _take_holding(terms.federation, number)
+    elif data is not None:
+        held = _read_holding(terms, number, data)
     else:
-        federation, place = _open_data(terms, number, data)
-    return Member(terms, number, folder, federation, place, torch.device(device))
+        raise InputError("the run expects clients to bring their data; name a folder or a file as `data`.")
+    shard = Shard(*(part.to(where) for part in held.shard))
+    return Member(terms, number, folder, held._replace(shard=shard), where)
 
 
-def _open_data(terms: Terms, number: int, data: Path) -> tuple[Federation, int]:
-    if data.suffix == ".npz" and data.is_file() and "client" in foreign.read_headers(data):
+def _take_holding(federation: Federation, number: int) -> Holding:
+    """What a federation deals to a client."""
+    shard, stream = Shards(federation)[number], federation.tests["original"][number]
+    if stream is None:
+        return Holding(shard, federation.pool.x[:0], federation.pool.labels[:0])
+    return Holding(shard, federation.inputs(stream), federation.labels(stream))
+
+
+def _read_holding(terms: Terms, number: int, data: Path) -> Holding:
+    if data.suffix == ".npz" and data.is_file() and "clients" in foreign.read_headers(data):
         dataset = load_dataset(f"npz:{data}")
         if number >= len(dataset.clients):
             raise InputError(f"{show_path(data)} has {len(dataset.clients)} clients, so none with number {number}.")
         if tuple(dataset.pool.classes) != terms.classes or dataset.pool.x.shape[1:] != terms.takes.shape:
-            raise InputError(f"{show_path(data)} does not have the classes and shape of the run.")
-        settings = terms.config.settings(terms.seed)
-        return build(dataset, settings), number
+            raise InputError(f"{show_path(data)} does not have the classes and the shape of the run.")
+        settings = replace(terms.config, partition="given", clients=None, dataset="mine").settings(terms.seed)
+        return _take_holding(build(dataset, replace(settings, clients=len(dataset.clients))), number)
     x, labels = read_rows(data, terms.takes, terms.classes)
     if labels is None:
         raise InputError(f"{show_path(data)} has no labels; give a folder per class, or labels in the file.")
-    name = data.stem or "mine"
-    return Federation.from_clients([(x, labels)], classes=terms.classes, name=name, seed=terms.seed), 0
+    if len(x) < MIN_ROWS:
+        raise InputError(f"{show_path(data)} has {len(x)} rows; at least {MIN_ROWS} are needed.")
+    split = split_rows(np.arange(len(x)), terms.seed, number)
+    train, val, test = split.train, split.val, split.test
+    rows = (torch.from_numpy(np.ascontiguousarray(part)) for part in (x[train], labels[train], x[val], labels[val]))
+    train_x, train_labels, val_x, val_labels = rows
+    real, val_real = (torch.ones(len(part), dtype=torch.bool) for part in (train, val))
+    counts = torch.bincount(train_labels, minlength=len(terms.classes)).float()
+    shard = Shard(train_x, train_labels, real, counts, val_x, val_labels, val_real)
+    return Holding(shard, x[test], labels[test])
 
 
 def _flatten(leaves: Tree) -> list[tuple[str, torch.Tensor]]:

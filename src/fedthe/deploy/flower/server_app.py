@@ -161,11 +161,11 @@ class Coordinator:
         merged = time.perf_counter()
         records.save_progress(self._checkpoint, progress)
         seconds = {
-            "finding nodes": found - began,
-            "messages and work": trained - found,
-            "work of the slowest client": max(work, default=0.0),
-            "aggregating": merged - trained,
-            "saving": time.perf_counter() - merged,
+            "nodes": found - began,
+            "train": trained - found,
+            "slowest": max(work, default=0.0),
+            "merge": merged - trained,
+            "save": time.perf_counter() - merged,
         }
         size = messages.count_bytes(sent)
         good = {reply.client: reply for reply in judged.good}

@@ -33,8 +33,8 @@ class RoundStatus:
     loss: float
     clients: list[int]  # that were aggregated
     faults: dict[str, str]  # by client that was left out
-    seconds: dict[str, float]  # by phase
-    bytes: dict[str, int]  # to each client and back
+    seconds: dict[str, float]  # by phase: finding nodes, train messages, of these the slowest client's work, ...
+    bytes: dict[str, int]  # down to each client, and up from it
 
 
 @dataclass

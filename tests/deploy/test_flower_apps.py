@@ -1,0 +1,459 @@
+"""ServerApp and ClientApp, in one process: whole federations, their faults, and the way from data to a predictor."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+flwr = pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+import fedthe  # noqa: E402
+from fedthe import cli, records, tree  # noqa: E402
+from fedthe.deploy.flower import client_app, messages, server_app  # noqa: E402
+from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
+from fedthe.deploy.flower.status import read_status  # noqa: E402
+from fedthe.deploy.flower.terms import make_terms  # noqa: E402
+from fedthe.engine.loop import Loop  # noqa: E402
+from fedthe.engine.train import train  # noqa: E402
+from fedthe.errors import Failed  # noqa: E402
+from fedthe.experiment.work import prepare  # noqa: E402
+from helpers import ROOT, fails  # noqa: E402
+
+try:
+    import tomllib
+except ImportError:
+    import tomli as tomllib
+
+QUICK = "train_fraction=0.05 test_fraction=0.1 local_epochs=1 batch=16 size=16"
+CLIENTS = 3
+
+
+def read_defaults():
+    """The run config of the app, as a user finds it."""
+    return tomllib.loads((ROOT / "flower" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+
+
+class Room:
+    """In place of Flower's grid: messages go to the ClientApp at once. `spoil` changes or withholds a reply."""
+
+    def __init__(self, folder, spoil=lambda client, kind, round, reply: reply, **config):
+        quick = {"method": "fedthe", "clients": CLIENTS, "rounds": 2, "settings": QUICK, "wait": 0.0, "timeout": 60.0}
+        self.config = read_defaults() | quick | {"folder": str(folder / "server")} | config
+        self.folder, self.spoil, self.data = folder, spoil, {}
+        self.nodes = {100 + k: k for k in range(self.config["clients"])}  # by node: client
+        self.sent, self.waiting = [], {}
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, pushed):
+        for message in pushed:
+            number = str(len(self.sent))
+            message.metadata.__dict__["_message_id"] = number
+            self.sent.append(message)
+            self.waiting[number] = message
+            yield number
+
+    def pull_messages(self, wanted):
+        found = []
+        for number in sorted(wanted):
+            message = self.waiting.pop(number, None)
+            if message is None:
+                continue
+            kind, round = message.metadata.message_type, int(message.metadata.group_id)
+            client = self.nodes.get(message.metadata.dst_node_id)
+            if client is None:
+                continue
+            try:
+                answer = client_app.app(message, self.make_context(client))
+            except RuntimeError as error:
+                answer = Message(Error(0, str(error)), reply_to=message)
+            if (answer := self.spoil(client, kind, round, answer)) is not None:
+                found.append(answer)
+        return found
+
+    def make_context(self, client):
+        node = {"partition-id": client, "state": str(self.folder / f"client-{client}")}
+        if client in self.data:
+            node["data"] = str(self.data[client])
+        return Context(1, 100 + client, node, RecordDict(), self.config)
+
+    def run(self):
+        server_app.app(self, Context(1, 0, {}, RecordDict(), self.config))
+        return self.progress
+
+    @property
+    def terms(self):
+        return make_terms(self.config)
+
+    @property
+    def progress(self):
+        return records.load_progress(self.folder / "server" / f"{self.terms.id}.safetensors")
+
+    @property
+    def status(self):
+        return read_status(self.folder / "server")
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """What the processes of Flower set before they run an app."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(server_app, "LOOK", 0.0)
+    monkeypatch.setattr(messages, "POLL", 0.0)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def simulate(terms):
+    methods, (work,) = prepare(terms.config)
+    (method,) = methods.values()
+    return train(method.training, work.run.shards, terms.settings, terms.seed, engine=Loop(threads=1))
+
+
+def assert_same(one, other):
+    one, other = (name_leaves(each.server.shared, each.averages) for each in (one, other))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_task_id", "_run_id", "_node_id"):
+            patch.setattr(TaskIdentity, name, 1)
+        room = Room(tmp_path_factory.mktemp("finished"), **{"evaluate-every": 1})
+        room.run()
+        return room
+
+
+def test_a_federation_gives_the_numbers_of_a_simulation(finished):
+    assert_same(finished.progress, simulate(finished.terms))
+
+
+def test_messages_are_few_and_hold_no_more_than_they_must(finished):
+    kinds = [message.metadata.message_type for message in finished.sent]
+    # one to greet each client, then at most one to train and one to evaluate in each round
+    assert kinds == ["query"] * 3 + (["train"] * 3 + ["evaluate"] * 3) * 2
+    progress, terms = finished.progress, finished.terms
+    shared = name_leaves(progress.server.shared, progress.averages)
+    (message,) = [m for m in finished.sent if m.metadata.message_type == "train"][:1]
+    answer = client_app.app(message, finished.make_context(0))
+    assert set(answer.content.array_records) == {"arrays"}
+    assert answer.content.array_records["arrays"].keys() == shared.keys()
+    assert set(answer.content.metric_records["metrics"]) == {"rows", "loss", "seconds"}
+    assert not answer.content.config_records
+    kept = tree.flatten(terms.method.training.start(terms.method.net.zeros()).mine)
+    assert kept  # a personal head, which is in no message
+    assert not any(name.removeprefix("personal.") in answer.content.array_records["arrays"] for name in kept)
+
+
+def test_the_status_tells_rounds_clients_accuracy_seconds_and_bytes(finished):
+    status = finished.status
+    assert (status.doing, status.round, status.rounds) == ("done", 2, 2)
+    assert [each.rows for each in status.seen.values()] == [len(s.train) for s in finished.terms.federation.clients]
+    assert all(0 <= each.accuracy <= 100 and each.round == 2 and each.fault is None for each in status.seen.values())
+    shared = name_leaves(finished.progress.server.shared, finished.progress.averages)
+    size = sum(leaf.numel() * 4 for leaf in shared.values())
+    assert [each.bytes for each in status.history] == [{"down": size, "up": size}] * 2
+    assert [each.loss for each in status.history] == list(finished.progress.server.losses)
+    assert {"nodes", "train", "slowest", "merge", "save"} == status.history[0].seconds.keys()
+
+
+def test_the_command_shows_the_status(finished, tmp_path):
+    runner, folder = CliRunner(), str(finished.folder / "server")
+    shown = runner.invoke(cli.app, ["federate", "status", folder])
+    assert shown.exit_code == 0
+    assert "round 2 of 2, done" in shown.stdout
+    told = json.loads(runner.invoke(cli.app, ["federate", "status", folder, "--json"]).stdout)
+    assert told["accuracy"] == pytest.approx(finished.status.accuracy)
+    fails(lambda: read_status(tmp_path), "has no status.json")
+    (tmp_path / "status.json").write_text('{"seen": 3}')
+    fails(lambda: read_status(tmp_path), "damaged")
+
+
+def test_every_client_has_a_bundle_that_answers(finished):
+    for k in range(CLIENTS):
+        predictor = fedthe.load_bundle(finished.folder / f"client-{k}" / "bundle")
+        federation = finished.terms.federation
+        x = federation.inputs(federation.tests["original"][k])
+        answers = [predictor.predict(each) for each in x]
+        labels = federation.labels(federation.tests["original"][k])
+        accuracy = 100 * np.mean(
+            [each.label == federation.pool.classes[y] for each, y in zip(answers, labels, strict=True)]
+        )
+        assert accuracy == pytest.approx(finished.status.of(k).accuracy)
+
+
+# ---- faults
+
+
+def change(answer, leaves=None, **numbers):
+    content = RecordDict({"arrays": answer.content["arrays"], "metrics": answer.content["metrics"]})
+    if leaves is not None:
+        arrays = {name: Array(leaf.numpy()) for name, leaf in leaves(messages.take_arrays(answer.content)).items()}
+        content["arrays"] = ArrayRecord(arrays)
+    content["metrics"] = MetricRecord({**answer.content["metrics"], **numbers})
+    answer.__dict__["_content"] = content
+    return answer
+
+
+def fail(answer, why):
+    answer.__dict__.update(_content=None, _error=Error(1, why))
+    return answer
+
+
+def put(name, leaf):
+    return lambda leaves: {**leaves, name: leaf(leaves[name])}
+
+
+SPOILED = {
+    "not finite": (lambda a: change(a, put("shared.head.out", lambda w: w * torch.nan)), "head.out is not finite"),
+    "huge": (lambda a: change(a, put("shared.head.out", lambda w: w * 1e30)), "more than can be computed with"),
+    "another shape": (lambda a: change(a, put("shared.head.out", lambda w: w[:1])), "has shape"),
+    "another dtype": (lambda a: change(a, put("shared.head.out", torch.Tensor.double)), "float64"),
+    "a leaf less": (lambda a: change(a, lambda w: dict(list(w.items())[1:])), "is missing"),
+    "a leaf more": (lambda a: change(a, lambda w: w | {"shared.more": torch.zeros(1)}), "not expected"),
+    "rows": (lambda a: change(a, rows=10**9), "claims 1e+09 training rows"),
+    "no rows": (lambda a: change(a, rows=0), "claims 0 training rows"),
+    "half a row": (lambda a: change(a, rows=1.5), "claims 1.5"),
+    "rows that are no number": (lambda a: change(a, rows=float("nan")), "claims nan"),
+    "loss": (lambda a: change(a, loss=float("inf")), "the loss is inf"),
+    "silence": (lambda a: None, "no answer within"),
+    "an error": (lambda a: fail(a, "out of\nmemory"), "its node failed: out of memory"),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
+def test_a_round_goes_on_without_a_client_whose_reply_cannot_be_used(kind, tmp_path, finished):
+    spoil, words = SPOILED[kind]
+
+    def spoil_one(client, message, round, answer):
+        return spoil(answer) if (client, message, round) == (1, "train", 2) else answer
+
+    timeout = 1.0 if kind == "silence" else 60.0
+    room = Room(tmp_path, spoil_one, timeout=timeout)
+    progress = room.run()
+    (skipped,) = progress.server.skipped
+    assert skipped.startswith("client 1 in round 2: ")
+    assert words in skipped
+    assert words in room.status.of(1).fault
+    assert room.status.history[1].clients == [0, 2]
+    # the two others, weighted by their rows
+    uploads = [message for message in room.sent if message.metadata.message_type == "train"][3:]
+    expected = []
+    for message, k in ((uploads[0], 0), (uploads[2], 2)):
+        shutil.rmtree(tmp_path / f"client-{k}" / "bundle")
+        Path(next((tmp_path / f"client-{k}").glob("*-2.safetensors"))).unlink()
+        answer = client_app.app(message, room.make_context(k))
+        expected.append((messages.take_arrays(answer.content), answer.content["metrics"]["rows"]))
+    total = sum(rows for _, rows in expected)
+    for name, leaf in name_leaves(progress.server.shared, progress.averages).items():
+        torch.testing.assert_close(leaf, sum(rows / total * sent[name] for sent, rows in expected))
+
+
+def test_a_server_that_finds_too_few_clients_stops_and_keeps_what_it_has(tmp_path, capsys):
+    def spoil(client, kind, round, answer):
+        return None if kind == "train" and round == 2 and client != 0 else answer
+
+    room = Room(tmp_path, spoil, fewest=2, timeout=1.0)
+    with pytest.raises(Failed, match="only 1 clients can be used in round 2, and 2 are needed"):
+        room.run()
+    assert room.progress.round == 1
+    assert capsys.readouterr().out.count("attempt") == 3
+    assert room.status.doing == "stopped"
+    room.spoil = lambda client, kind, round, answer: answer
+    assert_same(room.run(), simulate(room.terms))  # goes on where it stopped
+
+
+def test_a_server_goes_on_from_its_checkpoint_and_clients_from_their_states(tmp_path, finished):
+    room = Room(tmp_path, rounds=1)
+    first = room.run()
+    room.config["rounds"] = 2
+    assert_same(room.run(), finished.progress)
+    # the server lost the last round, which its clients have done: they go back, too
+    path = tmp_path / "server" / f"{room.terms.id}.safetensors"
+    records.save_progress(path, first)
+    assert_same(room.run(), finished.progress)
+    states = sorted(each.name.partition("-")[2] for each in (tmp_path / "client-0").glob("*.safetensors"))
+    assert states == ["1.safetensors", "2.safetensors"]  # the last two
+
+
+def test_a_node_that_comes_back_under_another_id_has_its_state(tmp_path, finished):
+    def spoil(client, kind, round, answer):
+        if kind == "train" and round == 1 and client == 1:
+            del room.nodes[101]
+            room.nodes[999] = 1
+        return answer
+
+    room = Room(tmp_path, spoil)
+    assert_same(room.run(), finished.progress)
+    assert room.status.of(1).node == "999"
+
+
+def test_a_node_that_is_gone_is_waited_for_no_longer_than_asked(tmp_path):
+    room = Room(tmp_path)
+    del room.nodes[102]
+    progress = room.run()
+    assert progress.server.skipped == tuple(f"client 2 in round {n}: its node is not there; left out" for n in (1, 2))
+
+
+def test_strangers_are_refused(tmp_path, capsys):
+    room = Room(tmp_path, rounds=1)
+    room.nodes[500] = 7  # a client that the run does not have
+    room.run()
+    assert "node 500 is refused: there is no client 7; the run has 3, from 0 on." in capsys.readouterr().out
+
+
+def test_a_client_with_other_data_is_refused(tmp_path, capsys, monkeypatch):
+    room = Room(tmp_path, rounds=1)
+    make = client_app.make_terms
+
+    def make_other(config):
+        return make(config | {"seed": 5}) if TaskIdentity.node_id == 5 else make(config)
+
+    ask = room.make_context
+
+    def make_context(client):
+        TaskIdentity.node_id = 5 if client == 1 else 1
+        return ask(client)
+
+    monkeypatch.setattr(client_app, "make_terms", make_other)
+    monkeypatch.setattr(room, "make_context", make_context)
+    room.run()
+    assert "node 101 is refused: its settings or its data are not those of the server" in capsys.readouterr().out
+
+
+def test_participation_and_messages_after_the_last_round(tmp_path):
+    room = Room(tmp_path, method="fedthe_regime_lda", settings=f"{QUICK} participation=0.67")
+    assert_same(room.run(), simulate(room.terms))
+    kinds = [message.metadata.message_type for message in room.sent]
+    assert kinds == ["query"] * 3 + ["train"] * 4 + ["query.summarize"] * 3 + ["evaluate"] * 3
+    assert not any(each.fault for each in room.status.seen.values())
+
+
+def test_a_state_that_is_damaged_is_said_and_not_replaced(tmp_path):
+    room = Room(tmp_path, rounds=1)
+    room.run()
+    (path,) = (tmp_path / "client-0").glob("*-1.safetensors")
+    path.write_bytes(path.read_bytes()[:-7])
+    room.config["rounds"] = 2
+    progress = room.run()
+    assert "client 0 in round 2" in progress.server.skipped[0]
+    assert path.name in progress.server.skipped[0]
+
+
+# ---- clients with data of their own
+
+
+def write_pictures(folder, k):
+    """Colours of two of three classes, as PNG files."""
+    draw = np.random.default_rng(k)
+    for c, name in ((k % 3, "abc"[k % 3]), ((k + 1) % 3, "abc"[(k + 1) % 3])):
+        (folder / name).mkdir(parents=True)
+        for i in range(24):
+            pixels = draw.integers(0, 80, (20, 20, 3))
+            pixels[..., c] += 150
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
+
+
+def test_from_folders_of_pictures_to_a_predictor(tmp_path):
+    own = {"dataset": "own", "classes": "a,b,c", "shape": "16x16x3", "settings": "local_epochs=2 batch=8 lr=0.05"}
+    room = Room(tmp_path, rounds=4, **own)
+    for k in range(CLIENTS):
+        room.data[k] = tmp_path / f"data-{k}"
+        write_pictures(room.data[k], k)
+    room.run()
+    assert room.status.accuracy > 90
+    predictor = fedthe.load_bundle(tmp_path / "client-1" / "bundle")
+    assert predictor.predict(np.asarray(Image.open(next((room.data[1] / "b").iterdir())))).label == "b"
+    assert tuple(predictor.bundle.classes) == ("a", "b", "c")
+
+
+def test_a_federation_file_gives_each_client_its_part(tmp_path):
+    draw = np.random.default_rng(0)
+    clients = []
+    for k in range(CLIENTS):
+        labels = (np.arange(30) + k) % 2
+        x = draw.integers(0, 80, (30, 16, 16, 3)) + 150 * labels[:, None, None, None]
+        clients.append((x.astype(np.uint8), labels))
+    federation = fedthe.Federation.from_clients(clients, classes=["dark", "bright"])
+    own = {"dataset": "own", "classes": "dark,bright", "shape": "16x16x3", "settings": "batch=8"}
+    room = Room(tmp_path, **own)
+    room.data = dict.fromkeys(range(CLIENTS), federation.save(tmp_path / "all.npz"))
+    progress = room.run()
+    assert progress.server.skipped == ()
+    assert [each.rows for each in room.status.seen.values()] == [18] * 3
+    methods, (work,) = prepare(replace(room.terms.config, dataset="x", clients=3, partition="given"), federation.source)
+    (method,) = methods.values()
+    expected = train(method.training, work.run.shards, room.terms.settings, 0, engine=Loop(threads=1))
+    assert_same(progress, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": "fedtha"}, "fedthe"),
+        ({"rounds": 0}, "rounds must be a whole number"),
+        ({"clients": "many"}, "clients must be"),
+        ({"seed": True}, "seed"),
+        ({"settings": "rounds=3"}, "settings cannot have rounds"),
+        ({"settings": "unseen=0.2"}, "no clients that join later"),
+        ({"settings": "learning=3"}, "there is no setting"),
+        ({"settings": "lr='0.1"}, "settings cannot be read"),
+        ({"dataset": "own"}, "classes must name"),
+        ({"dataset": "own", "classes": "a,a"}, "classes must name"),
+        ({"dataset": "own", "classes": "a,b"}, "shape must be"),
+        ({"dataset": "own", "classes": "a,b", "shape": "32x32x2"}, "shape must be"),
+        ({"dataset": "own", "classes": "a,b", "shape": "999999x1x3"}, "shape must be"),
+        ({"dataset": "own", "classes": "a,b", "shape": "3x3x3"}, "crop must be less"),
+        ({"dataset": "own", "classes": "a,b", "shape": "9x9x3", "kind": "sounds"}, "kind must be"),
+        ({"dataset": "own", "classes": "a,b", "shape": "32x32x3", "settings": "standardize=true"}, "standardize"),
+    ],
+)
+def test_bad_terms_are_refused_in_a_sentence(given, words):
+    fails(lambda: make_terms(read_defaults() | {"settings": QUICK} | given), words)
+
+
+@pytest.mark.parametrize(
+    "given", [{"timeout": 0}, {"wait": -1.0}, {"fewest": 0}, {"most-rows": "all"}, {"timeout": 1e999}]
+)
+def test_bad_options_are_refused_in_a_sentence(given):
+    fails(lambda: server_app.read_options(read_defaults() | given), next(iter(given)))
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [
+        ({}, "partition-id=0"),
+        ({"partition-id": "0"}, "partition-id=0"),
+        ({"partition-id": -1}, "no client -1"),
+        ({"partition-id": 0, "threads": 0}, "threads"),
+        ({"partition-id": 0, "data": "x"}, "leave `data` out"),
+    ],
+)
+def test_bad_node_configs_are_refused_in_a_sentence(node, words, finished):
+    fails(lambda: client_app.open_member(finished.terms, node), words)
+
+
+def test_data_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
+    terms = make_terms(read_defaults() | {"dataset": "own", "classes": "a,b", "shape": "16x16x3"})
+    fails(lambda: client_app.open_member(terms, {"partition-id": 0}), "bring their data")
+    write_pictures(tmp_path / "other", 1)
+    node = {"partition-id": 0, "data": str(tmp_path / "other")}
+    fails(lambda: client_app.open_member(terms, node), "class 'c'")
+    (tmp_path / "plain").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "plain" / "0.png")
+    fails(lambda: client_app.open_member(terms, node | {"data": str(tmp_path / "plain")}), "has no labels")
+    fails(lambda: client_app.open_member(terms, node | {"data": str(tmp_path / "none")}), "none")
