@@ -12,7 +12,7 @@ from PIL import Image
 
 flwr = pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
@@ -26,106 +26,8 @@ from fedthe.engine.loop import Loop  # noqa: E402
 from fedthe.engine.train import train  # noqa: E402
 from fedthe.errors import Failed  # noqa: E402
 from fedthe.experiment.work import prepare  # noqa: E402
-from helpers import ROOT, fails  # noqa: E402
-
-try:
-    import tomllib
-except ImportError:
-    import tomli as tomllib
-
-QUICK = "train_fraction=0.05 test_fraction=0.1 local_epochs=1 batch=16 size=16"
-CLIENTS = 3
-
-
-def read_defaults():
-    """The run config of the app, as a user finds it."""
-    return tomllib.loads((ROOT / "flower" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-
-
-class Room:
-    """In place of Flower's grid: messages go to the ClientApp at once. `spoil` changes or withholds a reply."""
-
-    def __init__(self, folder, spoil=lambda client, kind, round, reply: reply, **config):
-        quick = {"method": "fedthe", "clients": CLIENTS, "rounds": 2, "settings": QUICK, "wait": 0.0, "timeout": 60.0}
-        self.config = read_defaults() | quick | {"folder": str(folder / "server")} | config
-        self.folder, self.spoil, self.data = folder, spoil, {}
-        self.nodes = {100 + k: k for k in range(self.config["clients"])}  # by node: client
-        self.sent, self.waiting = [], {}
-
-    def get_node_ids(self):
-        return list(self.nodes)
-
-    def push_messages(self, pushed):
-        for message in pushed:
-            number = str(len(self.sent))
-            message.metadata.__dict__["_message_id"] = number
-            self.sent.append(message)
-            self.waiting[number] = message
-            yield number
-
-    def pull_messages(self, wanted):
-        found = []
-        for number in sorted(wanted):
-            message = self.waiting.pop(number, None)
-            if message is None:
-                continue
-            kind, round = message.metadata.message_type, int(message.metadata.group_id)
-            client = self.nodes.get(message.metadata.dst_node_id)
-            if client is None:
-                continue
-            try:
-                answer = client_app.app(message, self.make_context(client))
-            except RuntimeError as error:
-                answer = Message(Error(0, str(error)), reply_to=message)
-            if (answer := self.spoil(client, kind, round, answer)) is not None:
-                found.append(answer)
-        return found
-
-    def make_context(self, client):
-        node = {"partition-id": client, "state": str(self.folder / f"client-{client}")}
-        if client in self.data:
-            node["data"] = str(self.data[client])
-        return Context(1, 100 + client, node, RecordDict(), self.config)
-
-    def run(self):
-        server_app.app(self, Context(1, 0, {}, RecordDict(), self.config))
-        return self.progress
-
-    @property
-    def terms(self):
-        return make_terms(self.config)
-
-    @property
-    def progress(self):
-        return records.load_progress(self.folder / "server" / f"{self.terms.id}.safetensors")
-
-    @property
-    def status(self):
-        return read_status(self.folder / "server")
-
-
-@pytest.fixture(autouse=True)
-def identity(monkeypatch):
-    """What the processes of Flower set before they run an app."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr(server_app, "LOOK", 0.0)
-    monkeypatch.setattr(messages, "POLL", 0.0)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-def simulate(terms):
-    methods, (work,) = prepare(terms.config)
-    (method,) = methods.values()
-    return train(method.training, work.run.shards, terms.settings, terms.seed, engine=Loop(threads=1))
-
-
-def assert_same(one, other):
-    one, other = (name_leaves(each.server.shared, each.averages) for each in (one, other))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
+from flower_room import CLIENTS, QUICK, Room, assert_same, identity, read_defaults, simulate  # noqa: E402, F401
+from helpers import fails  # noqa: E402
 
 
 @pytest.fixture(scope="module")

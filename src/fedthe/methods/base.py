@@ -36,6 +36,7 @@ class Rounds:
     """How clients train the shared model. The default is FedAvg."""
 
     plain_sgd: ClassVar[bool] = False  # whether it is defined for SGD without momentum only
+    mean_is_enough: ClassVar[bool] = False  # whether an `aggregate` of its own needs no more than the weighted mean
     changes: ClassVar[tuple[str, ...]] = ()  # of `shared`: what clients upload in their place is added, not averaged
 
     def share(self, net: Net, params: Tree) -> Tree:

@@ -4,6 +4,7 @@ alone; to personalize, each fine-tunes both (`FineTune`)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from .base import Batch, Fit, Fitted, Net, Rounds, Shard, Tree
 
 @dataclass(frozen=True)
 class FedBABU(Rounds):
+    mean_is_enough: ClassVar[bool] = True
+
     def local(self, fit: Fit, shared: Tree, mine: Tree, shard: Shard) -> Fitted:
         body, losses, _ = fit(self.body_loss, {"body": shared["body"]}, {"head": shared["head"]})
         return Fitted(body | {"head": shared["head"]}, losses)

@@ -22,6 +22,7 @@ class PFedMe(Rounds, Personal):
     the received w, at `inner_lr`, on all rows instead of one batch. The server weights clients by rows, as does the
     authors' code."""
 
+    mean_is_enough: ClassVar[bool] = True
     plain_sgd: ClassVar[bool] = True  # its steps have lengths of their own, which Adam would undo
     lam: float = 15.0
     inner_lr: float = 0.03  # of theta; the authors' 0.09 diverges where the loss bends by more than 2 / 0.09 - lam = 7

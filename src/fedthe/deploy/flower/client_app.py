@@ -1,7 +1,7 @@
 """The ClientApp: one message, one piece of work. Data and personal state are where the node's own config says.
 
 Keys of the node config: `partition-id` (the client's number), `data` (its folder or npz file), `state` (the folder of
-its personal state and bundle), `threads` and `device`.
+its personal state and bundle), `threads`, `device`, and `secure` (only runs with secure aggregation).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from ... import store
 from ...errors import Failed, InputError
-from . import messages
+from . import messages, secure
 from .member import Member, Model, join
 from .rounds import name_leaves, take_leaves
 from .terms import Terms, Value, make_terms
@@ -32,11 +32,20 @@ def handle(work: Handler) -> Callable[[Message, Context], Message]:
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
         try:
+            check_run(context.run_config, context.node_config)
             return work(message, open_member(make_terms(context.run_config), context.node_config))
         except (InputError, Failed) as error:
+            if secure.is_masked(message):  # SecAgg+ leaves out a client that fails
+                raise
             return messages.refuse(message, error)
 
     return handler
+
+
+def check_run(run: Mapping[str, Value], node: Mapping[str, Value]) -> None:
+    """A node's owner can insist on secure aggregation."""
+    if node.get("secure") and not run.get("secure-aggregation"):
+        raise InputError("this node takes part in runs with secure-aggregation=true only.")
 
 
 def open_member(terms: Terms, node: Mapping[str, Value]) -> Member:
@@ -67,13 +76,17 @@ def hello(message: Message, member: Member) -> Message:
     )
 
 
-@app.train()
+@app.train(mods=[secure.mod])
 @handle
 def train(message: Message, member: Member) -> Message:
-    began = time.perf_counter()
-    done = member.train(read_model(message, member))
+    began, masked = time.perf_counter(), secure.is_masked(message)
+    model = secure.read_model(message, member) if masked else read_model(message, member)
+    done = member.train(model)
     numbers = {"rows": done.rows, "loss": done.loss, "seconds": time.perf_counter() - began}
-    return messages.reply(message, numbers, name_leaves(done.upload, done.averages))
+    leaves = name_leaves(done.upload, done.averages)
+    if masked:
+        return secure.reply(message, numbers, leaves, name_leaves(model.shared, model.averages))
+    return messages.reply(message, numbers, leaves)
 
 
 @app.query("summarize")

@@ -40,6 +40,20 @@ def count_bytes(leaves: Mapping[str, Tensor]) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
 
 
+def count_content(message: Message) -> int:
+    """Bytes of all that a message holds."""
+    content = message.content
+    arrays = sum(record.count_bytes() for record in content.array_records.values())
+    numbers: list[MetricRecord | ConfigRecord] = [*content.metric_records.values(), *content.config_records.values()]
+    return arrays + sum(_weigh(value) for record in numbers for value in record.values())
+
+
+def _weigh(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_weigh, value))
+    return len(value) if isinstance(value, str | bytes) else 8
+
+
 def refuse(message: Message, sentence: object) -> Message:
     """The reply of a client that cannot do its work."""
     return Message(RecordDict({CONFIG: ConfigRecord({FAULT: flatten(sentence, 500)})}), reply_to=message)

@@ -12,9 +12,13 @@ from torch import Tensor
 from ... import tree
 from ...engine.clients import Clients
 from ...engine.conclude import conclude_mean
+from ...engine.robust import Defense
 from ...engine.server import Sent, Server, aggregate, find_infinite
 from ...engine.visit import Progress
-from ...errors import code_of_a_method
+from ...errors import InputError, code_of_a_method
+from ...methods.base import Rounds
+from ...methods.predictor import Predictor
+from ...text import clean
 from ...tree import Tree
 from .member import Model
 from .terms import Terms
@@ -35,6 +39,7 @@ class Reply(NamedTuple):
 class Judged(NamedTuple):
     good: list[Reply]  # by client
     faults: dict[int, str]  # by client
+    mean: Mapping[str, Tensor] | None = None  # to aggregate in place of what each client sent
 
 
 def start(terms: Terms) -> Progress:
@@ -55,6 +60,17 @@ def take_leaves(leaves: Mapping[str, Tensor], round: int) -> Model:
     return Model(round, both.get(SHARED, {}), both.get(AVERAGES, {}))
 
 
+def check_mean(terms: Terms, what: str) -> None:
+    """Refuse methods and rules that look at single uploads, where there is only their mean."""
+    method, rounds, who = terms.method, terms.method.rounds, clean(terms.name)
+    if terms.settings.defense != Defense():
+        raise InputError(f"{what} leaves no single uploads to guard against; leave aggregation and clip out.")
+    if type(rounds).aggregate is not Rounds.aggregate and not rounds.mean_is_enough:
+        raise InputError(f"{what} gives the server the mean of uploads, and {who} aggregates single ones.")
+    if type(method.predictor).summarize is not Predictor.summarize:
+        raise InputError(f"{what} does not cover the summary that clients of {who} send after the last round.")
+
+
 def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Judged:
     """Which replies can be used. Those of a client that answers twice cannot."""
     expected = name_leaves(progress.server.shared, progress.averages)
@@ -72,10 +88,14 @@ def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Jud
     return Judged(good, faults)
 
 
+def say_rows(rows: float, most: float) -> str:
+    return f"it claims {rows:g} training rows; from 1 to {most:g} are believed"
+
+
 def find_fault(expected: Mapping[str, Tensor], reply: Reply, most_rows: float) -> str | None:
     """Why a reply cannot be used; None if it can."""
     if not (1 <= reply.rows <= most_rows and reply.rows == int(reply.rows)):
-        return f"it claims {reply.rows:g} training rows; from 1 to {most_rows:g} are believed"
+        return say_rows(reply.rows, most_rows)
     fault = tree.find_fault(expected, reply.leaves)
     if fault is not None:
         return f"the upload's {fault}"
@@ -86,8 +106,11 @@ def find_fault(expected: Mapping[str, Tensor], reply: Reply, most_rows: float) -
 def finish_round(terms: Terms, progress: Progress, judged: Judged) -> Progress:
     """The server after a round of the clients that can be used, of which there is at least one."""
     good, server = judged.good, progress.server
-    stacked = tree.stack([tree.unflatten(reply.leaves) for reply in good])
-    weights = torch.tensor([float(reply.rows) for reply in good])
+    if judged.mean is None:
+        stacked = tree.stack([tree.unflatten(reply.leaves) for reply in good])
+        weights = torch.tensor([float(reply.rows) for reply in good])
+    else:
+        stacked, weights = tree.stack([tree.unflatten(judged.mean)]), torch.ones(1)
     mean = sum(reply.loss for reply in good) / len(good)
     skipped = [f"client {k} in round {server.round + 1}: {fault}; left out" for k, fault in judged.faults.items()]
     news = replace(server, losses=(*server.losses, mean), skipped=(*server.skipped, *skipped))

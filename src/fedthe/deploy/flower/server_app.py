@@ -6,9 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from ... import records, store
 from ...engine.server import sample_clients
@@ -16,11 +18,12 @@ from ...engine.visit import Progress
 from ...errors import Failed, InputError
 from ...methods.predictor import Predictor
 from ...tree import Tree
-from . import messages, rounds
-from .rounds import Reply
+from . import messages, privacy, rounds, secure
+from .rounds import Judged, Reply
 from .status import RoundStatus, Status
 from .terms import Terms, Value, make_terms
 
+DELTA = 1e-5  # for which epsilon is said
 ATTEMPTS = 3  # at a round in which too few clients answer
 LOOK = 1.0  # seconds between looks for nodes
 app = ServerApp()
@@ -29,13 +32,20 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     terms, options = make_terms(context.run_config), read_options(context.run_config)
+    if options.secure:
+        rounds.check_mean(terms, "secure-aggregation")
+    if options.noise:
+        rounds.check_mean(terms, "noise-multiplier")
     print(f"federation {terms.id}: {terms.name}, {terms.clients} clients, {terms.settings.rounds} rounds", flush=True)
-    Coordinator(grid, terms, options).run()
+    if options.noise:
+        epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
+        print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}", flush=True)
+    Coordinator(grid, context, terms, options).run()
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the server goes about it; nothing that moves numbers."""
+    """How the server goes about it. Only noise, and what secure aggregation rounds, move numbers."""
 
     folder: Path  # of checkpoints and status
     timeout: float  # seconds that a phase may take
@@ -43,6 +53,8 @@ class Options:
     fewest: int  # clients of which a round is made
     evaluate_every: int  # rounds between evaluations; 0: only after the last one
     most_rows: int  # that a client is believed to have
+    secure: bool  # whether the server learns no more of uploads than their mean
+    noise: privacy.Noise | None  # of differential privacy
 
 
 def read_options(given: Mapping[str, Value]) -> Options:
@@ -52,6 +64,12 @@ def read_options(given: Mapping[str, Value]) -> Options:
             raise InputError(f"{key} must be a number from {least:g} on, not {value}.")
         return value
 
+    secure = given["secure-aggregation"]
+    if not isinstance(secure, bool):
+        raise InputError(f"secure-aggregation must be true or false, not {secure}.")
+    noise = privacy.read_noise(read("noise-multiplier", 0), read("clipping-norm", 0))
+    if secure and noise:
+        raise InputError("secure-aggregation hides the updates that noise-multiplier has the server clip; set one.")
     return Options(
         Path(str(given["folder"])).absolute(),
         float(read("timeout", 1)),
@@ -59,15 +77,25 @@ def read_options(given: Mapping[str, Value]) -> Options:
         int(read("fewest", 1)),
         int(read("evaluate-every", 0)),
         int(read("most-rows", 1)),
+        secure,
+        noise,
     )
+
+
+class Trained(NamedTuple):
+    judged: Judged
+    work: list[float]  # seconds of each client
+    bytes: dict[str, int]  # down to each client, and up from it
 
 
 @dataclass
 class Coordinator:
     grid: Grid
+    context: Context
     terms: Terms
     options: Options
     nodes: dict[int, int] = field(default_factory=dict)  # by client: the node that speaks for it
+    rows: dict[int, int] = field(default_factory=dict)  # by client, as it says
     refused: set[int] = field(default_factory=set)  # nodes
 
     def run(self) -> None:
@@ -124,10 +152,14 @@ class Coordinator:
                 fault = (
                     "its settings or its data are not those of the server; both need the same version of the package"
                 )
+            rows = messages.read_number(reply, "rows")
+            if fault is None and not 1 <= rows <= self.options.most_rows:
+                fault = rounds.say_rows(rows, self.options.most_rows)
             if fault is not None:
                 self.refused.add(node)
                 print(f"node {node} is refused: {fault}", flush=True)
                 continue
+            self.rows[int(client)] = int(rows)
             self.nodes[int(client)] = node  # a node that came back has a new id, and the old one stays for a while
             self.status.of(int(client)).node = str(node)
         self._say(self.status.doing)
@@ -144,9 +176,9 @@ class Coordinator:
             self._say(f"round {number + 1}")
             nodes = self._find_nodes(wanted)
             found = time.perf_counter()
-            replies, work = self._train(nodes, messages.pack(sent), number)
-            replies += [Reply(k, {}, 0, 0, "its node is not there") for k in wanted if k not in nodes]
-            judged = rounds.judge(progress, replies, self.options.most_rows)
+            absent = [Reply(k, {}, 0, 0, "its node is not there") for k in wanted if k not in nodes]
+            train = self._train_masked if self.options.secure else self._train
+            judged, work, size = train(progress, nodes, sent, absent)
             trained = time.perf_counter()
             for client, fault in judged.faults.items():
                 self.status.of(client).fault = f"round {number + 1}: {fault}"
@@ -157,6 +189,9 @@ class Coordinator:
         else:
             self._say("stopped")
             raise Failed(f"only {len(judged.good)} clients can be used in round {number + 1}, and {fewest} are needed")
+        if self.options.noise:
+            noised = privacy.average(sent, [reply.leaves for reply in judged.good], self.options.noise)
+            judged = judged._replace(mean=noised)
         progress = rounds.finish_round(terms, progress, judged)
         merged = time.perf_counter()
         records.save_progress(self._checkpoint, progress)
@@ -167,7 +202,6 @@ class Coordinator:
             "merge": merged - trained,
             "save": time.perf_counter() - merged,
         }
-        size = messages.count_bytes(sent)
         good = {reply.client: reply for reply in judged.good}
         for client, reply in good.items():
             seen = self.status.of(client)
@@ -175,18 +209,19 @@ class Coordinator:
         self.status.round = progress.round
         faults = {str(client): fault for client, fault in judged.faults.items()}
         loss = progress.server.losses[-1]
-        self.status.history.append(
-            RoundStatus(number + 1, loss, list(good), faults, seconds, {"down": size, "up": size})
-        )
+        self.status.history.append(RoundStatus(number + 1, loss, list(good), faults, seconds, size))
         self._say(f"round {number + 1} is done")
         print(f"round {number + 1}: loss {loss:.4f}, {len(good)} of {len(wanted)} clients", flush=True)
         return progress
 
-    def _train(self, nodes: Mapping[int, int], arrays: ArrayRecord, number: int) -> tuple[list[Reply], list[float]]:
-        """What clients sent, and how many seconds each worked."""
-        content = RecordDict({messages.ARRAYS: arrays, messages.CONFIG: ConfigRecord({"round": number})})
-        replies, work = [], []
-        for client, answer in self._ask(nodes, messages.TRAIN, number + 1, content).items():
+    def _train(
+        self, progress: Progress, nodes: Mapping[int, int], sent: Mapping[str, Tensor], absent: list[Reply]
+    ) -> Trained:
+        content = RecordDict(
+            {messages.ARRAYS: messages.pack(sent), messages.CONFIG: ConfigRecord({"round": progress.round})}
+        )
+        replies, work = list(absent), []
+        for client, answer in self._ask(nodes, messages.TRAIN, progress.round + 1, content).items():
             if answer is None:
                 replies.append(Reply(client, {}, 0, 0, f"no answer within {self.options.timeout:g} seconds"))
                 continue
@@ -201,7 +236,28 @@ class Coordinator:
             rows, loss = (messages.read_number(answer, name) for name in ("rows", "loss"))
             replies.append(Reply(client, leaves, rows, loss))
             work.append(messages.read_number(answer, "seconds"))
-        return replies, work
+        judged, size = rounds.judge(progress, replies, self.options.most_rows), messages.count_bytes(sent)
+        return Trained(judged, work, {"down": size, "up": size})
+
+    def _train_masked(
+        self, progress: Progress, nodes: Mapping[int, int], sent: Mapping[str, Tensor], absent: list[Reply]
+    ) -> Trained:
+        """The same by secure aggregation. It takes part with all of the clients that hold out, or fails with all."""
+        most = max((self.rows[client] for client in nodes), default=1)
+        faults = {reply.client: str(reply.fault) for reply in absent}
+        found = secure.collect(
+            self.grid, self.context, list(nodes.values()), sent, progress.round, most, self.options.timeout
+        )
+        if isinstance(found, str):
+            return Trained(Judged([], faults | dict.fromkeys(nodes, found)), [], {})
+        gone = [client for client, node in nodes.items() if node not in found.rows]
+        faults |= dict.fromkeys(gone, "no masked upload")
+        held = [Reply(k, {}, found.rows[node], found.losses[node]) for k, node in nodes.items() if k not in gone]
+        losses = [reply.loss for reply in held]
+        fault = rounds.find_fault(sent, Reply(-1, found.leaves, 1, sum(losses)), 1)
+        if fault:
+            return Trained(Judged([], faults | dict.fromkeys([k for k, *_ in held], f"the mean: {fault}")), [], {})
+        return Trained(Judged(held, faults, found.leaves), found.seconds, found.bytes)
 
     def _ask(self, nodes: Mapping[int, int], kind: str, round: int, content: RecordDict) -> dict[int, Message | None]:
         """The answers of clients; None of those who gave none."""

@@ -1,0 +1,220 @@
+"""Secure aggregation and differential privacy: what the server learns, and what comes of it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+flwr = pytest.importorskip("flwr")
+
+from flwr.common import bytes_to_ndarray  # noqa: E402
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key  # noqa: E402
+
+from fedthe.deploy.flower import client_app, messages, privacy, rounds, server_app  # noqa: E402
+from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
+from fedthe.errors import Failed, InputError  # noqa: E402
+from flower_room import Room, identity, simulate  # noqa: E402, F401
+from helpers import fails  # noqa: E402
+
+SECURE = {"secure-aggregation": True}
+
+
+class Watched(Room):
+    """A room that keeps what the server receives, and clients that keep Flower's state from message to message."""
+
+    def __init__(self, *given, **config):
+        super().__init__(*given, **config)
+        self.contexts, self.received = {}, []
+
+    def make_context(self, client):
+        return self.contexts.setdefault(client, super().make_context(client))
+
+    def pull_messages(self, wanted):
+        found = super().pull_messages(wanted)
+        self.received += [each for each in found if each.metadata.message_type == "train"]
+        return found
+
+
+def compare(room):
+    one, other = room.progress, simulate(room.terms)
+    mine, theirs = (name_leaves(each.server.shared, each.averages) for each in (one, other))
+    return max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedthe", "fedbabu", "ditto"])
+def test_secure_aggregation_gives_the_mean_and_shows_no_upload(tmp_path, method):
+    room = Watched(tmp_path, method=method, **SECURE)
+    room.run()
+    assert compare(room) < 1e-4  # numbers are rounded to 2**22 steps in [-8, 8]
+    assert len(room.received) == 4 * 3 * 2  # stages, clients, rounds
+    assert [each.clients for each in room.status.history] == [[0, 1, 2]] * 2
+    for reply in room.received:
+        assert not any(len(record) for record in reply.content.array_records.values())
+    masked = [reply.content.config_records[RECORD_KEY_CONFIGS].get(Key.MASKED_PARAMETERS) for reply in room.received]
+    assert sum(each is not None for each in masked) == 3 * 2
+    plain = messages.count_bytes(name_leaves(room.progress.server.shared, room.progress.averages))
+    for spent in (each.bytes for each in room.status.history):
+        assert plain < spent["down"] < 1.1 * plain + 10_000  # the model once, and keys
+        assert 2 * plain < spent["up"] < 2.1 * plain + 10_000  # sums need eight bytes where a weight has four
+
+
+def test_masks_are_spread_over_the_whole_range(tmp_path):
+    room = Watched(tmp_path, rounds=1, **SECURE)
+    room.run()
+    configs = [reply.content.config_records[RECORD_KEY_CONFIGS] for reply in room.received]
+    first = next(config[Key.MASKED_PARAMETERS] for config in configs if Key.MASKED_PARAMETERS in config)
+    spread = np.concatenate([bytes_to_ndarray(part).ravel() for part in first[1:]]) / 2**32
+    assert abs(spread.mean() - 0.5) < 0.02
+    assert abs(spread.std() - math.sqrt(1 / 12)) < 0.02
+
+
+def test_the_mean_of_those_who_hold_out_is_unmasked(tmp_path, capsys):
+    def spoil(client, kind, round, reply):
+        gone = client == 3 and kind == "train" and round == 1 and reply.content.array_records
+        return None if gone else reply  # its masked upload never arrives
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, timeout=1.0, method="fedavg", **SECURE)
+    room.run()
+    plain = Room(tmp_path / "plain", lambda k, kind, r, reply: None if k == 3 and kind == "train" else reply)
+    plain.config |= {"clients": 4, "rounds": 1, "timeout": 1.0, "method": "fedavg"}
+    plain.nodes = {100 + k: k for k in range(4)}
+    plain.run()
+    one, other = (name_leaves(each.progress.server.shared, {}) for each in (room, plain))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-4
+    assert room.status.history[0].clients == [0, 1, 2]
+    assert "client 3 is left out: no masked upload" in capsys.readouterr().out
+
+
+def test_a_round_with_too_few_clients_is_not_unmasked(tmp_path, capsys):
+    def spoil(client, kind, round, reply):
+        return None if client and kind == "train" and reply.content.array_records else reply
+
+    room = Watched(tmp_path, spoil, timeout=1.0, **SECURE)
+    with pytest.raises(Failed, match="only 0 clients can be used in round 1"):
+        room.run()
+    assert "too few clients went through" in capsys.readouterr().out
+
+
+def test_a_client_answers_no_message_that_goes_around_the_masks(tmp_path):
+    room = Watched(tmp_path, **SECURE)
+    plain = Room(tmp_path / "plain")
+    plain.run()
+    message = next(each for each in plain.sent if each.metadata.message_type == "train")
+    answer = client_app.app(message, room.make_context(0))
+    assert "nothing is sent without masks" in messages.read_fault(answer)
+    assert not answer.content.array_records
+
+
+def test_a_node_can_insist_on_secure_aggregation(tmp_path, capsys):
+    room = Room(tmp_path, rounds=1)
+    insist = room.make_context
+
+    def make_context(client):
+        made = insist(client)
+        made.node_config["secure"] = client == 1
+        return made
+
+    room.make_context = make_context
+    room.run()
+    assert room.status.history[0].clients == [0, 2]
+    assert "takes part in runs with secure-aggregation=true only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"method": "gma", **SECURE}, ["gma", "single ones"]),
+        ({"method": "scaffold", **SECURE}, ["scaffold", "single ones"]),
+        ({"method": "fedthe_regime", **SECURE}, ["summary"]),
+        ({"method": "gma", "noise-multiplier": 1.0, "clipping-norm": 1.0}, ["gma"]),
+        ({"settings": "aggregation=median", **SECURE}, ["single uploads"]),
+        ({"noise-multiplier": 1.0}, ["go together"]),
+        ({"noise-multiplier": 1.0, "clipping-norm": 1.0, **SECURE}, ["set one"]),
+        ({"noise-multiplier": -1.0}, ["noise-multiplier"]),
+        ({"secure-aggregation": 1}, ["true or false"]),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, config, words):
+    fails(Room(tmp_path, **config).run, *words)
+
+
+# ---- differential privacy
+
+
+def test_noise_has_the_promised_size_and_updates_the_promised_length():
+    torch.manual_seed(0)
+    before = {"a": torch.randn(300, 100), "b": torch.randn(())}
+    sent = [{name: leaf + 100 * torch.randn(leaf.shape) for name, leaf in before.items()} for _ in range(4)]
+    noise = privacy.Noise(1.5, 2.0)
+    found = privacy.average(before, sent, noise)
+    clipped = [_clip(before, leaves, 2.0) for leaves in sent]
+    mean = {name: torch.stack([leaves[name] for leaves in clipped]).mean(0) for name in before}
+    std = (found["a"] - mean["a"]).std()
+    assert float(std) == pytest.approx(1.5 * 2.0 / 4, rel=0.03)
+    assert found["b"].shape == ()
+    assert found["a"].dtype == torch.float32
+
+
+def _clip(before, leaves, norm):
+    length = math.sqrt(sum(float((leaves[name] - before[name]).square().sum()) for name in before))
+    return {name: before[name] + (leaves[name] - before[name]) * min(1, norm / length) for name in before}
+
+
+def test_short_updates_are_left_alone():
+    before = {"a": torch.zeros(4), "b": torch.ones(2)}
+    sent = [{"b": torch.full((2,), 1.5), "a": torch.full((4,), value)} for value in (0.1, 0.3)]  # in another order
+    found = privacy.average(before, sent, privacy.Noise(1e-9, 10.0))
+    torch.testing.assert_close(found["a"], torch.full((4,), 0.2))
+    torch.testing.assert_close(found["b"], torch.full((2,), 1.5))
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-30])
+def test_a_client_that_changed_nothing_counts(change):
+    before = {"a": torch.ones(4), "b": torch.zeros(2)}
+    sent = [{"a": torch.ones(4), "b": torch.full((2,), change)}, {"a": torch.ones(4) + 1, "b": torch.zeros(2)}]
+    found = privacy.average(before, sent, privacy.Noise(1e-9, 10.0))
+    torch.testing.assert_close(found["a"], torch.full((4,), 1.5))
+
+
+def test_epsilon_is_that_of_the_gaussian_mechanism():
+    # zero-concentrated privacy of T rounds is T / (2 z^2); by hand for z = 2, T = 8: rho = 1
+    assert privacy.bound_epsilon(privacy.Noise(2.0, 1.0), 8, 1e-5) == pytest.approx(1 + 2 * math.sqrt(math.log(1e5)))
+    # it may only be larger than the exact epsilon of one release (Balle and Wang 2018), found by bisection
+    for z in (0.8, 1.0, 3.0):
+        assert privacy.bound_epsilon(privacy.Noise(z, 1.0), 1, 1e-5) > _find_epsilon(z, 1e-5)
+
+
+def _find_epsilon(z, delta):
+    def spent(epsilon):
+        normal = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))  # noqa: E731
+        return normal(0.5 / z - epsilon * z) - math.exp(epsilon) * normal(-0.5 / z - epsilon * z)
+
+    low, high = 0.0, 100.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if spent(middle) > delta else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedthe"])
+def test_a_federation_with_noise(tmp_path, method, capsys):
+    """The descriptor of FedTHE is noised with the weights."""
+    noised = {"noise-multiplier": 0.5, "clipping-norm": 0.2}
+    room = Room(tmp_path, method=method, rounds=1, **noised)
+    room.run()
+    one, other = room.progress, simulate(room.terms)
+    before = rounds.start(room.terms)
+    for name, leaf in name_leaves(one.server.shared, one.averages).items():
+        start = name_leaves(before.server.shared, before.averages)[name]
+        rest = leaf - start
+        if leaf.numel() > 500:  # clipped to 0.2 in all, so nearly all of it is noise
+            assert float(rest.std()) == pytest.approx(0.5 * 0.2 / 3, rel=0.2)
+    assert one.averages.keys() == other.averages.keys()
+    assert "epsilon is at most" in capsys.readouterr().out
+
+
+def test_without_noise_nothing_is_said_of_it(tmp_path):
+    assert server_app.read_options(Room(tmp_path).config).noise is None
+    with pytest.raises(InputError):
+        privacy.read_noise(0.0, 1.0)
