@@ -125,8 +125,8 @@ def bars() -> Iterator[None]:
         progress.start()  # not earlier: refused input prints a single line
         if line not in tasks:
             tasks[line] = progress.add_task(what, remark="")
-        moved = {"completed": event.done, "total": event.total, "remark": event.remark}
-        progress.update(tasks[line], description=what, **moved)
+        task = tasks[line]
+        progress.update(task, description=what, completed=event.done, total=event.total, remark=event.remark)
 
     try:
         with listening(listen):
