@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from fedthe.engine.fit import Optimizer
 from fedthe.engine.loop import make_fits
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import deploy, start_from, train
-from fedthe.engine.visit import Run, Training, Visit
+from fedthe.engine.visit import Training
 from fedthe.experiment.data import fit_to_net, pick_net, take_samples
 from fedthe.methods import METHODS, compose
 from fedthe.methods.base import FedAvg, Personal
@@ -101,14 +100,11 @@ def test_the_order_of_calls_on_the_page_is_that_of_the_engine(page, recipe):
     """All clients take part, so what the page says must give the same bits."""
     method, shards = compose(TINY, recipe), [make_shard(n, 5, seed=n) for n in (5, 9)]
     settings, params = Training(rounds=2, local_epochs=1, batch=4, crop=1), TINY.init(0)
-    run = Run(0, shards)
     shared, mine = page["begin"](method, params)
     mine = [mine, mine]
 
     def fits(k, number):
-        reached = start_from(method, params, 2)
-        reached = replace(reached, server=replace(reached.server, round=number))
-        return make_fits(Visit((method,), settings, [run], [[reached]]), run, k, shards[k])
+        return make_fits(method.net, settings, 0, number, k, 2, shards[k])
 
     for number in range(2):
         uploads = []

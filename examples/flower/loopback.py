@@ -1,6 +1,6 @@
 """Federate on this machine with real processes, and compare the shared model with that of a simulation.
 
-python examples/flower/loopback.py [METHOD ...] [--nodes 4] [--rounds 3] [--folder FOLDER]
+python examples/flower/loopback.py [METHOD ...] [--nodes 4] [--rounds 3] [--tls] [--folder FOLDER]
 
 Prints one JSON object last, and exits with 0 only if the largest difference is at most 1e-5 for every method.
 """
@@ -48,16 +48,20 @@ def find_port() -> int:
 
 
 class Federation:
-    """A SuperLink and its SuperNodes on loopback, each a process of its own, with logs in a folder."""
+    """A SuperLink and its SuperNodes on loopback, each a process of its own, with logs in a folder.
 
-    def __init__(self, folder: Path, limit: float = 600.0) -> None:
-        self.folder, self.port = folder, find_port()
+    keys: a folder of certificates.py. Then connections are encrypted, and nodes must be registered.
+    """
+
+    def __init__(self, folder: Path, limit: float = 600.0, keys: Path | None = None) -> None:
+        self.folder, self.port, self.keys = folder, find_port(), keys
         self.end = time.monotonic() + limit
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         home = folder / "home"
         home.mkdir(parents=True, exist_ok=True)
+        trust = f'root-certificates = "{keys / "ca.crt"}"' if keys else "insecure = true"
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{trust}\n'
         )
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.environment = {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
@@ -75,9 +79,11 @@ class Federation:
             )
 
     def start_link(self, *more: str) -> None:
-        self.start(
-            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port), *more
-        )
+        how = ["--insecure"]
+        if self.keys:
+            how = ["--ssl-ca-certfile", str(self.keys / "ca.crt"), "--ssl-certfile", str(self.keys / "server.pem")]
+            how += ["--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth"]
+        self.start("superlink", "flower-superlink", *how, "--host", "127.0.0.1", "--port", str(self.port), *more)
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
@@ -85,21 +91,36 @@ class Federation:
             self.check("superlink")
             time.sleep(0.1)
 
-    def start_node(self, number: int, config: str = "") -> None:
+    def register(self, number: int) -> None:
+        """Let a node take part by its key."""
+        assert self.keys is not None
+        public = self.keys / f"node-{number}.pub"
+        done = self.flwr("supernode", "register", str(public), "here")
+        if done.returncode:
+            raise RuntimeError(f"node {number} is not registered:\n{done.stdout}{done.stderr}")
+
+    def start_node(self, number: int, config: str = "", **environment: str) -> None:
         state = self.folder / f"client-{number}"
         home = self.folder / f"home-{number}"
         node = f'partition-id={number} state="{state}" {config}'
+        how = ["--insecure"]
+        if self.keys:
+            private = self.keys / f"node-{number}"
+            how = ["--root-certificates", str(self.keys / "ca.crt"), "--auth-supernode-private-key", str(private)]
         self.start(
             f"supernode-{number}",
-            *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"),
+            *("flower-supernode", *how, "--superlink", f"127.0.0.1:{self.port}"),
             *("--port", str(find_port()), "--node-config", node),
             FLWR_HOME=str(home),
+            **environment,
         )
 
     def run(self, settings: str) -> subprocess.CompletedProcess[str]:
         """`flwr run`, with what the server prints."""
-        command = [find_program("flwr"), "run", str(APP), "here", "--stream", "--run-config", settings]
-        left = max(1.0, self.end - time.monotonic())
+        return self.flwr("run", str(APP), "here", "--stream", "--run-config", settings)
+
+    def flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command, left = [find_program("flwr"), *words], max(1.0, self.end - time.monotonic())
         return subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=left
         )
@@ -128,15 +149,25 @@ class Federation:
 
 
 @contextmanager
-def federation(folder: Path, nodes: int, limit: float = 600.0) -> Iterator[Federation]:
-    made = Federation(folder, limit)
+def federation(folder: Path, nodes: int, limit: float = 600.0, tls: bool = False) -> Iterator[Federation]:
+    keys = make_keys(folder / "keys", nodes) if tls else None
+    made = Federation(folder, limit, keys)
     try:
         made.start_link()
         for number in range(nodes):
+            if tls:
+                made.register(number)
             made.start_node(number)
         yield made
     finally:
         made.close()
+
+
+def make_keys(folder: Path, nodes: int) -> Path:
+    names = [f"node-{number}" for number in range(nodes)]
+    script = Path(__file__).with_name("certificates.py")
+    subprocess.run([sys.executable, str(script), str(folder), "--nodes", *names], check=True, stdout=sys.stderr)
+    return folder
 
 
 def say_settings(method: str, nodes: int, rounds: int, folder: Path, more: str) -> dict[str, str | int | float]:
@@ -180,6 +211,7 @@ def main() -> int:
     parser.add_argument("methods", nargs="*", default=["fedthe"])
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tls", action="store_true", help="with TLS and nodes that are registered by their keys")
     parser.add_argument("--settings", default="train_fraction=0.2 test_fraction=0.2 local_epochs=1")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds after which everything is ended")
     parser.add_argument(
@@ -189,7 +221,7 @@ def main() -> int:
     differences: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = (given.folder or Path(temporary)).absolute()
-        with federation(folder, given.nodes, given.limit) as here:
+        with federation(folder, given.nodes, given.limit, given.tls) as here:
             for method in given.methods:
                 settings = say_settings(method, given.nodes, given.rounds, folder / "server", given.settings)
                 began = time.monotonic()

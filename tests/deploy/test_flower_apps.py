@@ -19,6 +19,7 @@ from typer.testing import CliRunner  # noqa: E402
 import fedthe  # noqa: E402
 from fedthe import cli, records, tree  # noqa: E402
 from fedthe.deploy.flower import client_app, messages, server_app  # noqa: E402
+from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
 from fedthe.deploy.flower.status import read_status  # noqa: E402
 from fedthe.deploy.flower.terms import make_terms  # noqa: E402
@@ -42,6 +43,16 @@ def finished(tmp_path_factory):
 
 def test_a_federation_gives_the_numbers_of_a_simulation(finished):
     assert_same(finished.progress, simulate(finished.terms))
+
+
+@pytest.mark.parametrize("name", fedthe.METHODS)
+def test_every_method_trains_through_its_apps(name, tmp_path, monkeypatch):
+    # answers and bundles do not depend on Flower, and some methods take long for them
+    monkeypatch.setattr(Member, "rate", lambda member, mine: (0.0, 0))
+    monkeypatch.setattr(Member, "export", lambda member, model, mine: None)
+    net = " net=resnet20_gn" if name in ("tent", "sar", "rotta") else ""
+    room = Room(tmp_path, method=name, clients=2, rounds=1 if net else 2, settings=QUICK + net)
+    assert_same(room.run(), simulate(room.terms))
 
 
 def test_messages_are_few_and_hold_no_more_than_they_must(finished):

@@ -42,7 +42,7 @@ def compare(room):
     return max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedthe", "fedbabu", "ditto"])
+@pytest.mark.parametrize("method", ["fedavg", "fedthe_regime", "fedbabu", "ditto"])
 def test_secure_aggregation_gives_the_mean_and_shows_no_upload(tmp_path, method):
     room = Watched(tmp_path, method=method, **SECURE)
     room.run()
@@ -126,7 +126,7 @@ def test_a_node_can_insist_on_secure_aggregation(tmp_path, capsys):
     [
         ({"method": "gma", **SECURE}, ["gma", "single ones"]),
         ({"method": "scaffold", **SECURE}, ["scaffold", "single ones"]),
-        ({"method": "fedthe_regime", **SECURE}, ["summary"]),
+        ({"method": "fedthe_regime_lda", **SECURE}, ["summary"]),
         ({"method": "gma", "noise-multiplier": 1.0, "clipping-norm": 1.0}, ["gma"]),
         ({"settings": "aggregation=median", **SECURE}, ["single uploads"]),
         ({"noise-multiplier": 1.0}, ["go together"]),

@@ -12,7 +12,6 @@ from fedthe.engine.client import Received, work
 from fedthe.engine.evaluate import answer_stream, make_samples
 from fedthe.engine.loop import make_fits
 from fedthe.engine.train import deploy, start, train
-from fedthe.engine.visit import Run, Visit
 from fedthe.methods import ABLATIONS, compose
 from fedthe.methods.base import Samples
 from fedthe.methods.compose import arrange
@@ -132,11 +131,10 @@ def test_personal_state_never_leaves_and_nothing_is_changed_in_place(name):
     begun, uploads = start(method, len(shards), 0), []
     reached = trained(method.training)  # not the start, where personal and shared parts may be equal
     shared, averages, keys = reached.server.shared, reached.averages, tree.flatten(begun.server.shared).keys()
-    visit = Visit((method,), SETTINGS, [Run(0, shards)], [[reached]])
     before = copy(shared | averages)
     for k, shard in enumerate(shards):
         mine, rows = begun.clients[k], [part.clone() for part in shard]
-        held, fits = copy(mine), make_fits(visit, visit.runs[0], k, shard)
+        held, fits = copy(mine), make_fits(method.net, SETTINGS, 0, reached.round, k, len(shards), shard)
         of_rounds, own = mine.get("rounds", {}), mine.get("personal", {})
         made = method.personal.personalize(fits.personal, shared | averages, own, shard)
         assert same(mine, held)

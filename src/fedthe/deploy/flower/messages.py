@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from ...text import flatten
 HELLO, SUMMARIZE, TRAIN, EVALUATE = "query", "query.summarize", "train", "evaluate"
 ARRAYS, BESIDE, METRICS, CONFIG = "arrays", "beside", "metrics", "config"
 FAULT = "fault"  # in the config of a reply: why there is nothing else in it
+LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 POLL = 0.2  # seconds between looks for replies
 
 
@@ -64,6 +66,11 @@ def reply(message: Message, numbers: Mapping[str, float | int], leaves: Mapping[
     if leaves is not None:
         records[ARRAYS] = pack(leaves)
     return Message(records, reply_to=message)
+
+
+def is_lost(message: Message) -> bool:
+    """Whether Flower answers in place of a node, because the node or the message is gone."""
+    return message.has_error() and message.error.code in LOST
 
 
 def read_fault(message: Message) -> str | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import tree
+from ...engine.client import summarize
 from ...engine.clients import Clients
 from ...engine.conclude import conclude_mean
 from ...engine.robust import Defense
@@ -20,6 +21,7 @@ from ...methods.base import Rounds
 from ...methods.predictor import Predictor
 from ...text import clean
 from ...tree import Tree
+from ...types import Shard
 from .member import Model
 from .terms import Terms
 
@@ -62,13 +64,25 @@ def take_leaves(leaves: Mapping[str, Tensor], round: int) -> Model:
 
 def check_mean(terms: Terms, what: str) -> None:
     """Refuse methods and rules that look at single uploads, where there is only their mean."""
-    method, rounds, who = terms.method, terms.method.rounds, clean(terms.name)
+    rounds, who = terms.method.rounds, clean(terms.name)
     if terms.settings.defense != Defense():
         raise InputError(f"{what} leaves no single uploads to guard against; leave aggregation and clip out.")
     if type(rounds).aggregate is not Rounds.aggregate and not rounds.mean_is_enough:
         raise InputError(f"{what} gives the server the mean of uploads, and {who} aggregates single ones.")
-    if type(method.predictor).summarize is not Predictor.summarize:
+    if sends_summary(terms):
         raise InputError(f"{what} does not cover the summary that clients of {who} send after the last round.")
+
+
+def sends_summary(terms: Terms) -> bool:
+    """Whether clients send something after the last round. A client of blank rows would do the same."""
+    if type(terms.method.predictor).summarize is Predictor.summarize:
+        return False
+    first, classes = start(terms), len(terms.classes)
+    x = torch.zeros((classes, *terms.takes.shape), dtype=getattr(torch, terms.takes.dtype))
+    labels, real = torch.arange(classes), torch.ones(classes, dtype=torch.bool)
+    blank = Shard(x, labels, real, torch.ones(classes), x, labels, real)
+    with code_of_a_method():
+        return bool(summarize(terms.method, first.server.shared | first.averages, blank))
 
 
 def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Judged:

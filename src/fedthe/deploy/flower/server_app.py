@@ -16,11 +16,10 @@ from ... import records, store
 from ...engine.server import sample_clients
 from ...engine.visit import Progress
 from ...errors import Failed, InputError
-from ...methods.predictor import Predictor
 from ...tree import Tree
 from . import messages, privacy, rounds, secure
 from .rounds import Judged, Reply
-from .status import RoundStatus, Status
+from .status import RoundStatus, Status, resume
 from .terms import Terms, Value, make_terms
 
 DELTA = 1e-5  # for which epsilon is said
@@ -97,6 +96,7 @@ class Coordinator:
     nodes: dict[int, int] = field(default_factory=dict)  # by client: the node that speaks for it
     rows: dict[int, int] = field(default_factory=dict)  # by client, as it says
     refused: set[int] = field(default_factory=set)  # nodes
+    greeted: dict[str, int] = field(default_factory=dict)  # by message: nodes that have not answered yet
 
     def run(self) -> None:
         terms, options = self.terms, self.options
@@ -104,9 +104,9 @@ class Coordinator:
         with store.hold(options.folder / f"{terms.id}.lock", wait=False) as ours:
             if not ours:
                 raise InputError(f"another server works in {options.folder}; end it, or name another folder.")
-            self.status = Status(terms.id, terms.name, terms.clients, terms.settings.rounds)
             progress = records.load_progress(self._checkpoint) or rounds.start(terms)
-            self.status.round = progress.round
+            begun = Status(terms.id, terms.name, terms.clients, terms.settings.rounds)
+            self.status = resume(options.folder, begun, progress.round)
             if progress.round:
                 print(f"going on after round {progress.round}", flush=True)
             while progress.round < terms.settings.rounds:
@@ -133,36 +133,47 @@ class Coordinator:
         while True:
             there = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in there}
-            if strangers := there - set(self.nodes.values()) - self.refused:
-                self._greet(sorted(strangers))
+            self._greet(there - set(self.nodes.values()) - set(self.greeted.values()) - self.refused)
+            self._hear()
             found = {client: self.nodes[client] for client in wanted if client in self.nodes}
             if len(found) == len(wanted) or time.monotonic() >= end:
                 return found
             time.sleep(LOOK)
 
-    def _greet(self, nodes: list[int]) -> None:
-        """Ask nodes which client they speak for."""
-        asked = messages.address(nodes, messages.HELLO, 0, RecordDict(), self.options.timeout)
-        for reply in messages.exchange(self.grid, asked, self.options.timeout):
-            node, fault = reply.metadata.src_node_id, messages.read_fault(reply)
-            client = messages.read_number(reply, "client") if fault is None else -1
-            if fault is None and client not in range(self.terms.clients):
-                fault = f"it says that it is client {client:g}"
-            if fault is None and messages.read_number(reply, "terms") != int(self.terms.id[:12], 16):
-                fault = (
-                    "its settings or its data are not those of the server; both need the same version of the package"
-                )
-            rows = messages.read_number(reply, "rows")
-            if fault is None and not 1 <= rows <= self.options.most_rows:
-                fault = rounds.say_rows(rows, self.options.most_rows)
-            if fault is not None:
+    def _greet(self, nodes: set[int]) -> None:
+        """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone, and nobody knows."""
+        for node in sorted(nodes):
+            asked = messages.address([node], messages.HELLO, 0, RecordDict(), self.options.timeout)
+            (number,) = self.grid.push_messages(asked)
+            self.greeted[number] = node
+
+    def _hear(self) -> None:
+        """Take the answers of nodes that were greeted."""
+        for reply in self.grid.pull_messages(list(self.greeted)):
+            node = self.greeted.pop(reply.metadata.reply_to_message_id)
+            if messages.is_lost(reply):  # with a key, the same node may come back
+                continue
+            client, rows = (messages.read_number(reply, name) for name in ("client", "rows"))
+            if (fault := self._judge(reply, client, rows)) is not None:
                 self.refused.add(node)
                 print(f"node {node} is refused: {fault}", flush=True)
                 continue
             self.rows[int(client)] = int(rows)
             self.nodes[int(client)] = node  # a node that came back has a new id, and the old one stays for a while
             self.status.of(int(client)).node = str(node)
-        self._say(self.status.doing)
+            self._say(self.status.doing)
+
+    def _judge(self, reply: Message, client: float, rows: float) -> str | None:
+        """Why a node cannot take part."""
+        if (fault := messages.read_fault(reply)) is not None:
+            return fault
+        if client not in range(self.terms.clients):
+            return f"it says that it is client {client:g}"
+        if messages.read_number(reply, "terms") != int(self.terms.id[:12], 16):
+            return "its settings or its data are not those of the server; both need the same version of the package"
+        if not 1 <= rows <= self.options.most_rows:
+            return rounds.say_rows(rows, self.options.most_rows)
+        return None
 
     # ---- phases
 
@@ -222,6 +233,8 @@ class Coordinator:
         )
         replies, work = list(absent), []
         for client, answer in self._ask(nodes, messages.TRAIN, progress.round + 1, content).items():
+            if answer is None or messages.is_lost(answer):
+                self.nodes.pop(client, None)  # until it answers again
             if answer is None:
                 replies.append(Reply(client, {}, 0, 0, f"no answer within {self.options.timeout:g} seconds"))
                 continue
@@ -293,7 +306,7 @@ class Coordinator:
 
     def _conclude(self, progress: Progress) -> Tree:
         """What clients deploy beside their own; most methods need no message for it."""
-        if type(self.terms.method.predictor).summarize is Predictor.summarize:
+        if not rounds.sends_summary(self.terms):
             return {}
         sent = rounds.name_leaves(progress.server.shared, progress.averages)
         content = RecordDict(

@@ -61,6 +61,19 @@ class Status:
         store.write_json(folder / FILE, asdict(self))
 
 
+def resume(folder: Path, begun: Status, round: int) -> Status:
+    """What an earlier server of the same federation wrote down up to a round; else the status that was begun."""
+    begun.round = round
+    try:
+        before = read_status(folder)
+    except InputError:  # none, or a damaged one: nothing depends on it
+        return begun
+    if round and before.id == begun.id:
+        begun.seen = before.seen
+        begun.history = [each for each in before.history if each.round <= round]
+    return begun
+
+
 def read_status(folder: Path) -> Status:
     path = folder / FILE
     if not path.exists():
