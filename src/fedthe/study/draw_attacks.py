@@ -15,7 +15,7 @@ def draw_attacks(measured: Mapping[str, Any], path: Path) -> None:
     """A panel for each attack: the average over tests by rule and method. Error bars: one standard deviation."""
     cases, config = measured["data"]["cases"], measured["config"]
     looks = draw.look_up(config["methods"])
-    figure, panels = draw.make_panels(len(cases), columns=2, width=5.2, height=2.6)
+    figure, panels = draw.make_panels(len(cases), columns=3, width=4.2, height=2.8)
     for panel, (attack, rules) in zip(panels, cases.items(), strict=False):
         wide = 0.84 / len(looks)
         for i, (method, (name, colour)) in enumerate(looks.items()):
@@ -27,7 +27,7 @@ def draw_attacks(measured: Mapping[str, Any], path: Path) -> None:
             for at in x[np.isnan(means)]:
                 panel.text(at, 1, "diverged", rotation=90, ha="center", va="bottom", fontsize=7, color="#444444")
         panel.set_title(attack, fontsize=10)
-        panel.set_xticks(range(len(rules)), list(rules), fontsize=8)
+        panel.set_xticks(range(len(rules)), [rule.replace(" ", "\n") for rule in rules], fontsize=8)
         panel.set_xlim(-0.6, len(rules) - 0.4)
         panel.set_ylim(0, 100)
         panel.set_ylabel("accuracy, %")

@@ -21,7 +21,6 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "nobody attacks": {},
     "signs flipped": {"attackers": SHARE, "attack": -1.0},
     "updates times 10": {"attackers": SHARE, "attack": 10.0},
-    "updates times -10": {"attackers": SHARE, "attack": -10.0},
 }
 RULES: dict[str, dict[str, Any]] = {
     "mean": {},
