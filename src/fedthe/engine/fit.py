@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from .. import rng, tree
 from ..errors import InputError
@@ -38,11 +40,47 @@ class Optimizer:
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{name} must be a finite number that is not negative, not {value}.")
 
-    def over(self, leaves: list[Tensor], weight_decay: float | None) -> torch.optim.Optimizer:
+    def over(self, leaves: list[Tensor], weight_decay: float | None) -> Steps:
         decay = self.weight_decay if weight_decay is None else weight_decay
-        if self.name == "adam":
-            return torch.optim.Adam(leaves, self.lr, weight_decay=decay, foreach=True)
-        return torch.optim.SGD(leaves, self.lr, self.momentum, weight_decay=decay, foreach=True)
+        return Steps(self, leaves, decay)
+
+
+class Steps:
+    """torch.optim.SGD or Adam over some leaves, by the functions that these call.
+
+    The classes import torch._dynamo when they are made: over a second in every new process, such as those in which
+    Flower runs a client's round.
+    """
+
+    def __init__(self, optimizer: Optimizer, leaves: list[Tensor], weight_decay: float) -> None:
+        self.optimizer, self.leaves, self.weight_decay = optimizer, leaves, weight_decay
+        if optimizer.name == "adam":
+            self.means, self.squares = ([torch.zeros_like(leaf) for leaf in leaves] for _ in range(2))
+            self.counts = [torch.zeros(()) for _ in leaves]
+        else:
+            self.velocities: list[Tensor | None] = [None] * len(leaves)
+
+    def zero_grad(self) -> None:
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Leaves that took no part in the loss stay as they are."""
+        used = [i for i, leaf in enumerate(self.leaves) if leaf.grad is not None]
+        leaves = [self.leaves[i] for i in used]
+        grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        how: dict[str, Any] = {"lr": self.optimizer.lr, "weight_decay": self.weight_decay, "maximize": False}
+        if self.optimizer.name == "adam":
+            means, squares, counts = ([each[i] for i in used] for each in (self.means, self.squares, self.counts))
+            how |= {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
+            adam(leaves, grads, means, squares, [], counts, foreach=True, **how)
+            return
+        velocities = [self.velocities[i] for i in used]
+        how |= {"momentum": self.optimizer.momentum, "dampening": 0.0, "nesterov": False}
+        sgd(leaves, grads, velocities, foreach=True, **how)
+        for i, velocity in zip(used, velocities, strict=True):
+            self.velocities[i] = velocity
 
 
 @dataclass(frozen=True)
