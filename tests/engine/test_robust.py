@@ -105,8 +105,6 @@ def test_two_of_ten_move_nothing_beyond_what_the_others_sent(rule, honest, data)
     wild = st.lists(st.floats(-1e6, 1e6, width=32), min_size=5, max_size=5)
     uploads = to_tree([*honest, data.draw(wild), data.draw(wild)])
     weights = torch.tensor([1.0] * 8 + [1e9] * 2).double()  # they claim to have most of the rows, too
-    if rule == "multi_krum":
-        weights = torch.ones(10).double()
     shared, _ = aggregate(Rounds(), Defense(rule), Server(0, START), [], Sent(uploads, []), weights)
     moved = to_rows(tree.map_leaves(lambda leaf: leaf[None], shared))[0]
     sent = torch.tensor(honest, dtype=torch.float64)
@@ -140,6 +138,30 @@ def test_what_goes_beside_uploads_is_guarded_too():
     assert means["trimmed_mean"] == pytest.approx(sum([1.2, 1.3, 1.4, 1.5, 1.6, 1.7]) / 6)
     _, (clipped,) = aggregate(Rounds(), Defense(clip=1.0), Server(0, START), [before], sent, weights)
     assert float(clipped["h"]) < 1.5
+
+
+def test_what_goes_beside_honest_uploads_is_judged_for_itself():
+    uploads = to_tree([[0.1 * i] * 5 for i in range(10)])
+    beside = {"h": torch.tensor([[1.0 + i / 10] for i in range(9)] + [[1e17]]).double()}
+    sent, before = Sent(uploads, [beside]), {"h": torch.zeros(1).double()}
+    for rule in ("multi_krum", "median", "trimmed_mean"):
+        _, (average,) = aggregate(Rounds(), Defense(rule), Server(0, START), [before], sent, torch.ones(10).double())
+        assert 1 <= float(average["h"]) <= 1.8
+
+
+@pytest.mark.parametrize("defense", [Defense(), Defense(clip=1.0), Defense("multi_krum")], ids=["none", "clip", "krum"])
+def test_claimed_rows_count_twice_the_median_at_most_where_there_is_a_defense(defense):
+    uploads = to_tree([[float(i)] * 5 for i in range(5)])
+    weights = torch.tensor([10.0, 20.0, 30.0, 40.0, 1e6]).double()
+    believed = weights if defense == Defense() else torch.tensor([10.0, 20.0, 30.0, 40.0, 60.0]).double()
+    lengths = [i * 1.0 for i in range(5)]
+    moved = [min(value, 2.0) for value in lengths] if defense.clip else lengths  # the median length
+    chosen = [0, 1, 2, 3, 4]
+    if defense.rule == "multi_krum":
+        chosen = robust.multi_krum([[value] * 5 for value in lengths], 1)
+    expected = sum(float(believed[i]) * moved[i] for i in chosen) / float(believed[chosen].sum())
+    shared, _ = aggregate(Rounds(), defense, Server(0, START), [], Sent(uploads, []), weights)
+    assert_rows(tree.map_leaves(lambda leaf: leaf[None], shared), [[expected] * 5])
 
 
 def test_scaffolds_changes_are_updates_of_zero_and_are_added_up():

@@ -18,7 +18,7 @@ from ..errors import Broken, Failed, InputError, code_of_a_method
 from ..methods.base import Rounds
 from ..methods.checks import check_tree, code_of
 from ..tree import Tree
-from .robust import Defense, choose_trusted, find_start, guard, pick_rows
+from .robust import Defense, choose_trusted, find_start, guard, limit_weights, pick_rows
 
 # The square of a larger number overflows float32: no loss or gradient of such a model would be finite.
 LARGEST = 1e18
@@ -64,20 +64,29 @@ def aggregate(
     rounds: Rounds, defense: Defense, server: Server, before: Sequence[Tree], sent: Sent, weights: Tensor
 ) -> tuple[Tree, list[Tree]]:
     """The next shared model, with the same leaves, all finite; and the averages of each method, which were `before`."""
-    start = find_start(rounds, server.shared)
+    start, claimed = find_start(rounds, server.shared), limit_weights(defense, weights)
     trusted = choose_trusted(defense, start, sent.uploads)
-    weights = weights if trusted is None else weights[trusted]
-    uploads = guard(defense, start, pick_rows(sent.uploads, trusted))
+    uploads, weights = guard(defense, start, pick_rows(sent.uploads, trusted)), _pick(claimed, trusted)
     with code_of_a_method():
         with code_of(rounds, "aggregate", shared=server.shared, uploads=uploads):
             # a copy: a rule that works in place must not change the round before
             shared = rounds.aggregate(tree.map_leaves(torch.clone, server.shared), uploads, weights)
         check_aggregate(rounds, server.shared, shared, server.round)
     try:
-        guarded = [guard(defense, old, pick_rows(new, trusted)) for old, new in zip(before, sent.averages, strict=True)]
-        return shared, [tree.weighted_mean(each, weights) for each in guarded]
+        averages = zip(before, sent.averages, strict=True)
+        return shared, [_average(defense, old, new, claimed) for old, new in averages]
     except InputError as error:  # a mean of whole numbers
         raise Broken(error) from error
+
+
+def _average(defense: Defense, start: Tree, sent: Tree, weights: Tensor) -> Tree:
+    """The mean of what goes beside uploads, guarded by the same rule, which judges it for itself."""
+    trusted = choose_trusted(defense, start, sent)
+    return tree.weighted_mean(guard(defense, start, pick_rows(sent, trusted)), _pick(weights, trusted))
+
+
+def _pick(weights: Tensor, rows: Tensor | None) -> Tensor:
+    return weights if rows is None else weights[rows]
 
 
 def find_infinite(leaves: Sequence[tuple[str, Tensor]], rows: int) -> list[str | None]:

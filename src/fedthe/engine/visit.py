@@ -21,7 +21,7 @@ from ..tree import Tree
 from ..types import Shard
 from .clients import Clients
 from .fit import Optimizer
-from .robust import Attack, Defense
+from .robust import RULES_VERSION, Attack, Defense
 from .server import Server
 
 _numbers = itertools.count()
@@ -52,7 +52,10 @@ class Training:
     def describe(self) -> dict[str, Any]:
         """For hashes and records, without what is switched off: those made before it came stay valid."""
         off = {name for name, plain in (("defense", Defense()), ("attack", Attack())) if getattr(self, name) == plain}
-        return {name: value for name, value in asdict(self).items() if name not in off}
+        known = {name: value for name, value in asdict(self).items() if name not in off}
+        if "defense" in known:
+            known["defense"]["version"] = RULES_VERSION
+        return known
 
     def epochs(self, phase: str) -> int:
         return self.local_epochs if phase == "local" else self.personal_epochs
