@@ -86,7 +86,9 @@ class Room:
 
     @property
     def progress(self):
-        return records.load_progress(self.folder / "server" / f"{self.terms.id}.safetensors")
+        paths = (self.folder / "server").glob(f"{self.terms.id}*.safetensors")
+        last = [path for path in paths if ".before." not in path.name]
+        return records.load_progress(last[0]) if last else None
 
     @property
     def status(self):

@@ -2,7 +2,8 @@
 
 python examples/flower/certificates.py FOLDER [--host NAME_OR_ADDRESS ...] [--nodes NAME ...]
 
-Files that are there are kept, so that nodes can be added later. Private files can be read by their owner alone.
+Files that are there are kept, so that nodes can be added later. `server.key` and `server.pem` are kept if both are
+there, whatever --host says; delete them to make new ones. Private files can be read by their owner alone.
 `ca.key` signs certificates: keep it off the server and the nodes.
 """
 
@@ -123,7 +124,7 @@ def main() -> None:
         sys.exit(f"a node's name has letters, digits, - and _, unlike {wrong[0]!r}.")
     given.folder.mkdir(parents=True, exist_ok=True)
     authority = make_authority(given.folder)
-    if given.host or not (given.folder / "server.pem").exists():
+    if not all((given.folder / name).exists() for name in ("server.key", "server.pem")):
         make_server(given.folder, authority, [*given.host, *HERE])
     for name in given.nodes:
         if not (given.folder / name).exists():

@@ -88,6 +88,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    with whole_file(path) as part:
+        part.write_bytes(content)
+
+
 def write_json(path: Path, value: object, indent: int | None = 1) -> None:
     with whole_file(path) as part:
         part.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")

@@ -109,6 +109,10 @@ def count(tree: Mapping[str, Any]) -> int:
     return sum(leaf.numel() for leaf in flatten(tree).values())
 
 
+def count_bytes(flat: Mapping[str, torch.Tensor]) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in flat.values())
+
+
 def hash_leaves(flat: Mapping[str, torch.Tensor]) -> str:
     """A hash of named tensors on the CPU, whatever their order."""
     import torch

@@ -8,10 +8,13 @@ import torch
 
 flwr = pytest.importorskip("flwr")
 
+from flwr.app import Context, MetricRecord, RecordDict  # noqa: E402
 from flwr.common import bytes_to_ndarray  # noqa: E402
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key  # noqa: E402
 
+from fedthe import tree  # noqa: E402
 from fedthe.deploy.flower import client_app, messages, privacy, rounds, server_app  # noqa: E402
+from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
 from fedthe.errors import Failed, InputError  # noqa: E402
 from flower_room import Room, identity, simulate  # noqa: E402, F401
@@ -53,7 +56,7 @@ def test_secure_aggregation_gives_the_mean_and_shows_no_upload(tmp_path, method)
         assert not any(len(record) for record in reply.content.array_records.values())
     masked = [reply.content.config_records[RECORD_KEY_CONFIGS].get(Key.MASKED_PARAMETERS) for reply in room.received]
     assert sum(each is not None for each in masked) == 3 * 2
-    plain = messages.count_bytes(name_leaves(room.progress.server.shared, room.progress.averages))
+    plain = tree.count_bytes(name_leaves(room.progress.server.shared, room.progress.averages))
     for spent in (each.bytes for each in room.status.history):
         assert plain < spent["down"] < 1.1 * plain + 10_000  # the model once, and keys
         assert 2 * plain < spent["up"] < 2.1 * plain + 10_000  # sums need eight bytes where a weight has four
@@ -139,7 +142,48 @@ def test_what_does_not_fit_is_refused(tmp_path, config, words):
     fails(Room(tmp_path, **config).run, *words)
 
 
+def test_numbers_beside_a_masked_upload_stop_nothing(tmp_path, monkeypatch):
+    honest = Member.train
+
+    def train(member, model):
+        done = honest(member, model)
+        return done._replace(loss=float("nan")) if member.number == 1 else done
+
+    monkeypatch.setattr(Member, "train", train)
+    room = Watched(tmp_path, **SECURE)
+    room.run()
+    assert compare(room) < 1e-4
+    assert [each.clients for each in room.status.history] == [[0, 1, 2]] * 2
+    assert all(0 <= each.loss < 10 for each in room.status.history)
+
+
+def test_a_client_that_claims_many_rows_does_not_drown_the_others(tmp_path, monkeypatch):
+    asked, real = [], server_app.secure.SecAggPlusWorkflow
+    monkeypatch.setattr(
+        server_app.secure, "SecAggPlusWorkflow", lambda *given, **kw: asked.append(kw) or real(*given, **kw)
+    )
+
+    def boast(client, kind, round, reply):
+        if client == 0 and kind == "query":
+            reply.content["metrics"] = MetricRecord({**reply.content["metrics"], "rows": 1_000_000})
+        return reply
+
+    room = Watched(tmp_path, boast, rounds=1, **SECURE)
+    room.run()
+    rows = [len(shard.train) for shard in room.terms.federation.clients]
+    assert asked[0]["max_weight"] <= 8 * max(rows)
+    assert compare(room) < 1e-4
+
+
 # ---- differential privacy
+
+
+def test_a_run_with_noise_does_not_continue_one_without(tmp_path, capsys):
+    Room(tmp_path, rounds=1).run()
+    room = Room(tmp_path, rounds=2, **{"noise-multiplier": 1.0, "clipping-norm": 1.0})
+    server_app.app(room, Context(1, 0, {}, RecordDict(), room.config))
+    assert "going on" not in capsys.readouterr().out
+    assert [each.round for each in room.status.history] == [1, 2]
 
 
 def test_noise_has_the_promised_size_and_updates_the_promised_length():

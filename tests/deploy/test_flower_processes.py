@@ -133,7 +133,7 @@ def test_rounds_go_on_whatever_a_node_does_and_resume_with_the_server(tmp_path):
         said = ""
         for _ in range(20):  # until the server before has noticed, and let the folder go
             said = here.run(loopback.say_words(settings)).stdout
-            if "another server works" not in said:
+            if "another server is using" not in said:
                 break
             time.sleep(1)
         assert "going on after round 3" in said

@@ -112,12 +112,14 @@ class Handler(BaseHTTPRequestHandler):
             server.most = max(server.most, server.busy)
             server.log.append((self.command, self.path))
         try:
-            self.reply(*self.work(body))
+            try:
+                answer = self.work(body)
+            finally:
+                with server.lock:
+                    server.busy -= 1  # before it replies, for the page may ask again at once
+            self.reply(*answer)
         except ConnectionError:
             self.close_connection = True  # without a word
-        finally:
-            with server.lock:
-                server.busy -= 1
 
     def work(self, body):
         server = self.server

@@ -104,7 +104,7 @@ def predict(
     from ..deploy.online import load_bundle
     from ..deploy.samples import read_samples
     from ..foreign import read_file, show_path
-    from ..store import whole_file
+    from ..store import write_bytes
 
     predictor = load_bundle(bundle, verify=verify, monitor=monitor)
     if state is not None and state.exists():
@@ -112,8 +112,7 @@ def predict(
     names, rows = read_samples(samples, predictor.bundle.input)
     answers = predictor.predict_batch(rows)
     if state is not None:
-        with whole_file(state) as part:
-            part.write_bytes(predictor.state())
+        write_bytes(state, predictor.state())
     if as_json:
         return print(json.dumps([{"sample": name} | _as_dict(each) for name, each in zip(names, answers, strict=True)]))
     _print_answers(predictor, [show_path(name) for name in names], answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,9 +39,11 @@ def status(
         print(json.dumps(asdict(found) | {"accuracy": found.accuracy}))
         return
     accuracy = (
-        f", accuracy {found.accuracy:.2f} % on the clients' own test splits" if found.seen and found.accuracy else ""
+        f", accuracy {found.accuracy:.2f} % on the clients' own test splits" if found.accuracy is not None else ""
     )
+    when = datetime.fromtimestamp(found.at).isoformat(" ", "seconds")
     print_rich(f"{found.method}: round {found.round} of {found.rounds}, {found.doing}{accuracy}", style="bold")
+    print(f"as of {when}")
     _print_clients(found)
     _print_rounds(found.history[-LATEST:])
 

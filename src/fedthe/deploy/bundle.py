@@ -105,7 +105,7 @@ def write_bundle(bundle: Bundle, path: Path, card: str, key: Path | str | None =
     }
     with store.whole_folder(path) as folder:
         for name, flat in leaves.items():
-            _write_tensors(folder / f"{name}.safetensors", flat)
+            (folder / f"{name}.safetensors").write_bytes(to_safetensors(flat))
         (folder / CARD).write_text(card, encoding="utf-8")
         files = [*(f"{name}.safetensors" for name in leaves), CARD]
         store.write_sealed(folder / FACTS, facts | {"files": {name: store.file_hash(folder / name) for name in files}})
@@ -198,11 +198,11 @@ def _check_signature(path: Path, content: bytes, key: Path | str) -> None:
         raise Damaged(f"{show_path(path)} is not signed by the owner of {show_path(key)}; do not trust it.")
 
 
-def _write_tensors(path: Path, flat: Mapping[str, Tensor]) -> None:
+def to_safetensors(flat: Mapping[str, Tensor]) -> bytes:
     from safetensors.torch import save
 
     # copies: a view of a larger tensor would be refused
-    path.write_bytes(save({name: leaf.detach().cpu().contiguous().clone() for name, leaf in flat.items()}))
+    return save({name: leaf.detach().cpu().contiguous().clone() for name, leaf in flat.items()})
 
 
 def _read_tensors(path: Path, file: str, expected: str, leaves: Sequence[str]) -> Tree:

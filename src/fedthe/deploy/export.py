@@ -18,7 +18,7 @@ from ..engine.train import can_join, deploy_some
 from ..engine.visit import Progress
 from ..errors import InputError
 from ..experiment.results import Results, read_results
-from ..experiment.work import Work, prepare
+from ..experiment.work import Work, prepare_here
 from ..methods.base import Method
 from ..methods.given import Given, name_methods
 from ..progress.events import track
@@ -139,7 +139,7 @@ def open_run(
     config = replace(results.config, out=str(results.folder), device="cpu", engine="loop", precision="auto")
     dataset = federation.source if federation is not None else None
     try:
-        made, works = prepare(replace(config, seeds=(seed,)), dataset, net=net, recipes=recipes)
+        made, works = prepare_here(replace(config, seeds=(seed,)), dataset, net=net, recipes=recipes)
     except InputError as error:
         if dataset is not None and net is not None:
             raise

@@ -22,7 +22,7 @@ from .member import Member, Model, join
 from .rounds import name_leaves, take_leaves
 from .terms import Terms, Value, make_terms
 
-Handler = Callable[[Message, Member], Message]
+Handler = Callable[[Message, Member, float], Message]  # with the time at which the work began
 app = ClientApp()
 
 
@@ -31,9 +31,10 @@ def handle(work: Handler) -> Callable[[Message, Context], Message]:
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
+        began = time.perf_counter()
         try:
             check_run(context.run_config, context.node_config)
-            return work(message, open_member(make_terms(context.run_config), context.node_config))
+            return work(message, open_member(make_terms(context.run_config), context.node_config), began)
         except (InputError, Failed) as error:
             if secure.is_masked(message):  # SecAgg+ leaves out a client that fails
                 raise
@@ -69,7 +70,7 @@ def read_model(message: Message, member: Member) -> Model:
 
 @app.query()
 @handle
-def hello(message: Message, member: Member) -> Message:
+def hello(message: Message, member: Member, began: float) -> Message:
     """Which client this is; its data is read once, so that a fault of it shows before the first round."""
     return messages.reply(
         message, {"client": member.number, "rows": member.rows, "terms": int(member.terms.id[:12], 16)}
@@ -78,8 +79,8 @@ def hello(message: Message, member: Member) -> Message:
 
 @app.train(mods=[secure.mod])
 @handle
-def train(message: Message, member: Member) -> Message:
-    began, masked = time.perf_counter(), secure.is_masked(message)
+def train(message: Message, member: Member, began: float) -> Message:
+    masked = secure.is_masked(message)
     model = secure.read_model(message, member) if masked else read_model(message, member)
     done = member.train(model)
     numbers = {"rows": done.rows, "loss": done.loss, "seconds": time.perf_counter() - began}
@@ -91,16 +92,16 @@ def train(message: Message, member: Member) -> Message:
 
 @app.query("summarize")
 @handle
-def summarize(message: Message, member: Member) -> Message:
+def summarize(message: Message, member: Member, began: float) -> Message:
     made = member.summarize(read_model(message, member))
     return messages.reply(message, {"rows": member.rows}, name_leaves(made, {}))
 
 
 @app.evaluate()
 @handle
-def evaluate(message: Message, member: Member) -> Message:
+def evaluate(message: Message, member: Member, began: float) -> Message:
     """The accuracy of the client's own model on its own test split; after the last round, also its bundle."""
-    began, model = time.perf_counter(), read_model(message, member)
+    model = read_model(message, member)
     beside = take_leaves(messages.take_arrays(message.content, messages.BESIDE), model.round).shared
     mine = member.deploy(model, beside)
     accuracy, samples = member.rate(mine)

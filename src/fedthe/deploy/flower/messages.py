@@ -4,42 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
+from httpx import HTTPError
+from safetensors.torch import load
 from torch import Tensor
 
 from ...errors import InputError
 from ...text import flatten
+from ..bundle import to_safetensors
 
 HELLO, SUMMARIZE, TRAIN, EVALUATE = "query", "query.summarize", "train", "evaluate"
 ARRAYS, BESIDE, METRICS, CONFIG = "arrays", "beside", "metrics", "config"
+PACKED = "safetensors"  # the one array of a record
 FAULT = "fault"  # in the config of a reply: why there is nothing else in it
 LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-POLL = 0.2  # seconds between looks for replies
+LONGEST = 1e9  # seconds that a client may claim
+POLL = 0.2  # seconds between looks for replies, at first
+PATIENCE = 0.05  # of the time so far: seconds to the next look
 
 
 def pack(leaves: Mapping[str, Tensor]) -> ArrayRecord:
-    return ArrayRecord({name: Array(leaf.detach().cpu().contiguous().numpy()) for name, leaf in leaves.items()})
+    """All leaves in one array of bytes, as safetensors: Flower makes a request for every array of every client."""
+    return ArrayRecord({PACKED: Array(np.frombuffer(to_safetensors(leaves), np.uint8))})
 
 
 def unpack(record: ArrayRecord) -> dict[str, Tensor]:
-    """No array is trusted: one that is not what it says is refused."""
+    """Nothing is trusted: what is not safetensors in an array of bytes is refused."""
     try:
-        return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
-    except Exception as error:  # whatever NumPy or torch make of foreign bytes
+        (array,) = record.values()
+        return load(array.numpy().tobytes())
+    except Exception as error:  # whatever NumPy and safetensors make of foreign bytes
         raise InputError(f"the arrays cannot be read ({flatten(error, 200)}).") from None
 
 
 def take_arrays(content: RecordDict, name: str = ARRAYS) -> dict[str, Tensor]:
     record = content.array_records.get(name)
     return {} if record is None else unpack(record)
-
-
-def count_bytes(leaves: Mapping[str, Tensor]) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
 
 
 def count_content(message: Message) -> int:
@@ -84,20 +90,57 @@ def read_fault(message: Message) -> str | None:
 def read_number(message: Message, name: str) -> float:
     """A metric of a reply; NaN where it is missing or no number."""
     metrics = message.content.metric_records.get(METRICS)
-    value = None if metrics is None else metrics.get(name)
+    return as_number(None if metrics is None else metrics.get(name))
+
+
+def as_number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def exchange(grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
-    """Send messages, and wait for the replies until all are there or time is up."""
-    waiting, replies, end = set(grid.push_messages(messages)), list[Message](), time.monotonic() + timeout
-    while waiting and time.monotonic() < end:
-        found = list(grid.pull_messages(waiting))
-        replies += found
-        waiting -= {each.metadata.reply_to_message_id for each in found}
-        if waiting:
-            time.sleep(POLL)
-    return replies
+def keep_finite(seconds: Iterable[float]) -> list[float]:
+    return [each for each in seconds if 0 <= each < LONGEST]
+
+
+@dataclass
+class Mail:
+    """Messages to nodes, and their replies. A reply is that of the node that was asked, whatever it says of itself."""
+
+    grid: Grid
+    one_by_one: bool = False  # pull each reply apart, since one that cannot be read loses all that are pulled with it
+
+    def post(self, asked: Sequence[Message]) -> dict[str, Message]:
+        """Send messages; by id."""
+        posted = set(self.grid.push_messages(asked))
+        return {each.metadata.message_id: each for each in asked if each.metadata.message_id in posted}
+
+    def pull(self, waiting: Mapping[str, Message]) -> dict[str, Message]:
+        """The replies that are there, by the id of what they answer."""
+        found: dict[str, Message] = {}
+        for ids in [[id] for id in waiting] if self.one_by_one else [list(waiting)]:
+            try:
+                replies = list(self.grid.pull_messages(ids)) if ids else []
+            except (OSError, HTTPError, RunNotRunningException):  # of the connection, or the run
+                raise
+            except Exception:  # reading what a node made can raise anything
+                if self.one_by_one:
+                    found[ids[0]] = Message(Error(ErrorCode.UNKNOWN, "it cannot be read"), reply_to=waiting[ids[0]])
+                self.one_by_one = True
+                continue
+            for reply in replies:
+                id = ids[0] if len(ids) == 1 else reply.metadata.reply_to_message_id
+                if id in waiting:
+                    found.setdefault(id, reply)
+        return found
+
+    def exchange(self, asked: Sequence[Message], timeout: float) -> dict[int, Message]:
+        """Send messages, and wait for the replies until all are there or time is up; by node."""
+        waiting, replies, began = self.post(asked), dict[int, Message](), time.monotonic()
+        while waiting and time.monotonic() < began + timeout:
+            for id, reply in self.pull(waiting).items():
+                replies[waiting.pop(id).metadata.dst_node_id] = reply
+            if waiting:  # every look costs the SuperLink time for every message
+                time.sleep(max(POLL, PATIENCE * (time.monotonic() - began)))
+        return replies
 
 
 def address(nodes: Iterable[int], kind: str, round: int, records: RecordDict, timeout: float) -> list[Message]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from torch import Tensor
 
@@ -49,12 +49,17 @@ def average(before: Mapping[str, Tensor], sent: Sequence[Mapping[str, Tensor]], 
     """The noised mean of what clients sent, of which nothing was averaged before."""
     rule = FedAvg(weighted_by_key=WEIGHT)
     private = DifferentialPrivacyServerSideFixedClipping(rule, noise.multiplier, noise.clipping_norm, len(sent))
-    private.current_arrays = messages.pack(before)
+    private.current_arrays = _make_arrays(before)
     replies = [_make_reply(before, leaves) for leaves in sent]
     arrays, _ = private.aggregate_train(1, replies)
     if arrays is None:
         raise RuntimeError("Flower aggregated nothing.")
-    return {name: leaf.to(before[name].dtype) for name, leaf in messages.unpack(arrays).items()}
+    return {name: torch.from_numpy(arrays[name].numpy().copy()).to(leaf.dtype) for name, leaf in before.items()}
+
+
+def _make_arrays(leaves: Mapping[str, Tensor]) -> ArrayRecord:
+    """As Flower's strategies expect them, one array a leaf."""
+    return ArrayRecord({name: Array(leaf.detach().cpu().contiguous().numpy()) for name, leaf in leaves.items()})
 
 
 def _make_reply(before: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Message:
@@ -62,6 +67,6 @@ def _make_reply(before: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> M
     length = math.sqrt(sum(float((leaves[name] - leaf).double().square().sum()) for name, leaf in before.items()))
     if length < SHORTEST:  # Flower divides by the length: it must not be zero, not even after its square is rounded
         leaves = {name: leaf.nextafter(torch.full_like(leaf, math.inf)) for name, leaf in before.items()}
-    arrays = messages.pack({name: leaves[name] for name in before})
+    arrays = _make_arrays({name: leaves[name] for name in before})
     content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: MetricRecord({WEIGHT: 1.0})})
     return Message(content, 1, messages.TRAIN)

@@ -14,17 +14,18 @@ from ...engine.client import summarize
 from ...engine.clients import Clients
 from ...engine.conclude import conclude_mean
 from ...engine.robust import Defense
-from ...engine.server import Sent, Server, aggregate, find_infinite
+from ...engine.server import LARGEST, Sent, Server, aggregate, find_infinite
 from ...engine.visit import Progress
 from ...errors import InputError, code_of_a_method
 from ...methods.base import Rounds
 from ...methods.predictor import Predictor
-from ...text import clean
+from ...text import clean, flatten
 from ...tree import Tree
 from ...types import Shard
 from .member import Model
 from .terms import Terms
 
+MOST_SKIPPED = 1000  # faults that a checkpoint lists
 SHARED, AVERAGES = "shared", "averages"  # what names of leaves begin with
 
 
@@ -74,15 +75,20 @@ def check_mean(terms: Terms, what: str) -> None:
 
 
 def sends_summary(terms: Terms) -> bool:
-    """Whether clients send something after the last round. A client of blank rows would do the same."""
+    """Whether clients send something after the last round."""
+    return bool(expect_summary(terms))
+
+
+def expect_summary(terms: Terms) -> dict[str, Tensor]:
+    """What clients send after the last round, by name: what one with blank rows would send."""
     if type(terms.method.predictor).summarize is Predictor.summarize:
-        return False
+        return {}
     first, classes = start(terms), len(terms.classes)
     x = torch.zeros((classes, *terms.takes.shape), dtype=getattr(torch, terms.takes.dtype))
     labels, real = torch.arange(classes), torch.ones(classes, dtype=torch.bool)
     blank = Shard(x, labels, real, torch.ones(classes), x, labels, real)
     with code_of_a_method():
-        return bool(summarize(terms.method, first.server.shared | first.averages, blank))
+        return name_leaves(summarize(terms.method, first.server.shared | first.averages, blank), {})
 
 
 def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Judged:
@@ -98,12 +104,12 @@ def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Jud
         if fault is None:
             good.append(of_client[0])
         else:
-            faults[client] = fault
+            faults[client] = flatten(fault, 300)  # a client chooses the names of what it sends
     return Judged(good, faults)
 
 
 def say_rows(rows: float, most: float) -> str:
-    return f"it claims {rows:g} training rows; from 1 to {most:g} are believed"
+    return f"it claims {rows:,g} training rows; 1 to {most:,g} are accepted"
 
 
 def find_fault(expected: Mapping[str, Tensor], reply: Reply, most_rows: float) -> str | None:
@@ -114,7 +120,7 @@ def find_fault(expected: Mapping[str, Tensor], reply: Reply, most_rows: float) -
     if fault is not None:
         return f"the upload's {fault}"
     (fault,) = find_infinite([(f"the upload's {name}", leaf[None]) for name, leaf in reply.leaves.items()], 1)
-    return fault or (None if abs(reply.loss) < float("inf") else f"the loss is {reply.loss}")
+    return fault or (None if abs(reply.loss) < LARGEST else f"the loss is {reply.loss:g}")
 
 
 def finish_round(terms: Terms, progress: Progress, judged: Judged) -> Progress:
@@ -127,7 +133,7 @@ def finish_round(terms: Terms, progress: Progress, judged: Judged) -> Progress:
         stacked, weights = tree.stack([tree.unflatten(judged.mean)]), torch.ones(1)
     mean = sum(reply.loss for reply in good) / len(good)
     skipped = [f"client {k} in round {server.round + 1}: {fault}; left out" for k, fault in judged.faults.items()]
-    news = replace(server, losses=(*server.losses, mean), skipped=(*server.skipped, *skipped))
+    news = replace(server, losses=(*server.losses, mean), skipped=(*server.skipped, *skipped)[-MOST_SKIPPED:])
     sent = Sent(stacked.get(SHARED, {}), [stacked.get(AVERAGES, {})])
     rounds, defense = terms.method.rounds, terms.settings.defense
     shared, (averages,) = aggregate(rounds, defense, news, [progress.averages], sent, weights)

@@ -21,9 +21,9 @@ from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 from flwr.server import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
-from flwr.serverapp import Grid
 from torch import Tensor
 
+from ...engine.server import LARGEST
 from ...text import flatten
 from . import messages
 from .member import Member, Model
@@ -31,6 +31,7 @@ from .rounds import name_leaves, start, take_leaves
 
 MOST_SHARES = 31  # of a client's keys; with more clients, each shares with its neighbours only
 THRESHOLD = 2 / 3  # of the shares, which restore a key
+MOST_ROWS = 1e12  # that are shown of a client
 MOST_CLIENTS = 1000  # of a round: sums of 2**22 steps must stay below 2**32
 Call = Callable[[Message, Context], Message]
 
@@ -39,10 +40,11 @@ class Masked(NamedTuple):
     """What the server learns in a round."""
 
     leaves: dict[str, Tensor]  # the weighted mean
-    rows: dict[int, int]  # by node that is in it
+    rows: dict[int, float]  # by node that is in it
     losses: dict[int, float]
     seconds: list[float]
     bytes: dict[str, int]  # of all stages, down to each client and up from it
+    faults: dict[int, str]  # by node that failed: why
 
 
 # ---- a client
@@ -90,9 +92,15 @@ def reply(
 
 
 def collect(
-    grid: Grid, context: Context, nodes: Sequence[int], sent: Mapping[str, Tensor], round: int, rows: int, limit: float
+    mail: messages.Mail,
+    context: Context,
+    nodes: Sequence[int],
+    sent: Mapping[str, Tensor],
+    round: int,
+    rows: float,
+    limit: float,
 ) -> Masked | str:
-    """A round of SecAgg+ with these nodes, of which none has more rows; or why it came to nothing."""
+    """A round of SecAgg+ with these nodes; or why it came to nothing. rows: what weights are relative to."""
     if not 2 <= len(nodes) <= MOST_CLIENTS:
         return f"{len(nodes)} clients are there, and secure aggregation takes 2 to {MOST_CLIENTS}"
     caught = _Catch(nodes, round)
@@ -106,28 +114,30 @@ def collect(
     legacy.state.array_records[MAIN_PARAMS_RECORD] = parameters_to_arrayrecord(ndarrays_to_parameters(arrays), True)
     shares = 1.0 if len(nodes) <= MOST_SHARES else MOST_SHARES
     workflow = SecAggPlusWorkflow(shares, THRESHOLD, max_weight=float(rows), timeout=limit)
-    counted = _Exchange(grid)
+    counted = _Exchange(mail)
     try:
         workflow(counted, legacy)  # type: ignore[arg-type]  # a grid that polls as we do
+        if caught.mean is None:
+            return "too few clients went through with secure aggregation"
+        changes = _name_arrays(parameters_to_ndarrays(caught.mean), sent)
     except Exception as error:  # whatever it makes of what clients sent
         return f"secure aggregation failed: {flatten(error, 300)}"
-    if caught.mean is None:
-        return "too few clients went through with secure aggregation"
-    changes = _name_arrays(parameters_to_ndarrays(caught.mean), sent)
     leaves = {name: (leaf.double() + changes[name].double().cpu()).to(leaf.dtype) for name, leaf in sent.items()}
     told = {node: result.metrics for node, result in caught.results.items()}
     return Masked(
         leaves,
-        {node: result.num_examples for node, result in caught.results.items()},
-        {node: _read(metrics, "loss") for node, metrics in told.items()},
-        [_read(metrics, "seconds") for metrics in told.values()],
+        {node: _bound(result.num_examples, MOST_ROWS) for node, result in caught.results.items()},
+        {node: _bound(metrics.get("loss"), LARGEST) for node, metrics in told.items()},
+        [messages.as_number(metrics.get("seconds")) for metrics in told.values()],
         {way: count // len(nodes) for way, count in counted.bytes.items()},
+        counted.faults,
     )
 
 
-def _read(metrics: Mapping[str, Any], name: str) -> float:
-    value = metrics.get(name)
-    return float(value) if isinstance(value, int | float) else float("nan")
+def _bound(value: object, most: float) -> float:
+    """A number that a client claims; 0 for one that cannot be."""
+    number = messages.as_number(value)
+    return number if abs(number) <= most else 0.0
 
 
 def _name_arrays(arrays: Sequence[np.ndarray], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -155,12 +165,18 @@ class _Catch:
 class _Exchange:
     """A grid that looks for replies as often as we do, and counts bytes."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid, self.bytes = grid, {"down": 0, "up": 0}
+    def __init__(self, mail: messages.Mail) -> None:
+        self.mail, self.bytes = mail, {"down": 0, "up": 0}
+        self.faults: dict[int, str] = {}
 
     def send_and_receive(self, asked: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         asked = list(asked)
         self.bytes["down"] += sum(messages.count_content(each) for each in asked)
-        replies = messages.exchange(self.grid, asked, timeout or float("inf"))
-        self.bytes["up"] += sum(messages.count_content(each) for each in replies if not each.has_error())
-        return replies
+        replies = self.mail.exchange(asked, timeout or float("inf"))
+        for node, reply in replies.items():
+            reply.metadata.__dict__["_src_node_id"] = node  # whatever the reply says of itself
+            if reply.has_error():
+                self.faults[node] = str(messages.read_fault(reply))
+            else:
+                self.bytes["up"] += messages.count_content(reply)
+        return list(replies.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,18 +13,20 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from ... import records, store
+from ... import records, store, tree
 from ...engine.server import sample_clients
 from ...engine.visit import Progress
 from ...errors import Failed, InputError
+from ...text import count, flatten
 from ...tree import Tree
 from . import messages, privacy, rounds, secure
 from .rounds import Judged, Reply
 from .status import RoundStatus, Status, resume
 from .terms import Terms, Value, make_terms
 
-DELTA = 1e-5  # for which epsilon is said
-ATTEMPTS = 3  # at a round in which too few clients answer
+DELTA = 1e-5  # at which epsilon is reported
+ATTEMPTS = 3  # per round, while too few clients answer
+MOST_WEIGHT = 8  # times the median number of rows
 LOOK = 1.0  # seconds between looks for nodes
 app = ServerApp()
 
@@ -36,6 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     if options.noise:
         rounds.check_mean(terms, "noise-multiplier")
     print(f"federation {terms.id}: {terms.name}, {terms.clients} clients, {terms.settings.rounds} rounds", flush=True)
+    print(f"its checkpoint and status are in {options.folder}", flush=True)
     if options.noise:
         epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
         print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}", flush=True)
@@ -96,30 +100,52 @@ class Coordinator:
     nodes: dict[int, int] = field(default_factory=dict)  # by client: the node that speaks for it
     rows: dict[int, int] = field(default_factory=dict)  # by client, as it says
     refused: set[int] = field(default_factory=set)  # nodes
-    greeted: dict[str, int] = field(default_factory=dict)  # by message: nodes that have not answered yet
+    greeted: dict[str, Message] = field(default_factory=dict)  # by id: what nodes have not answered yet
+    replaced: dict[int, int] = field(default_factory=dict)  # by node: the one that speaks for its client now
+    mail: messages.Mail = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mail = messages.Mail(self.grid)
 
     def run(self) -> None:
         terms, options = self.terms, self.options
         store.make_folder(options.folder)
         with store.hold(options.folder / f"{terms.id}.lock", wait=False) as ours:
             if not ours:
-                raise InputError(f"another server works in {options.folder}; end it, or name another folder.")
-            progress = records.load_progress(self._checkpoint) or rounds.start(terms)
+                raise InputError(f"another server is using {options.folder}; stop it, or name another folder.")
+            saved = records.load_progress(self._checkpoint) or records.load_progress(self._checkpoint_before)
+            progress = saved or rounds.start(terms)
             begun = Status(terms.id, terms.name, terms.clients, terms.settings.rounds)
             self.status = resume(options.folder, begun, progress.round)
             if progress.round:
                 print(f"going on after round {progress.round}", flush=True)
-            while progress.round < terms.settings.rounds:
-                progress = self._do_round(progress)
-                last = progress.round == terms.settings.rounds
-                if options.evaluate_every and progress.round % options.evaluate_every == 0 and not last:
-                    self._evaluate(progress, {}, export=False)
-            self._evaluate(progress, self._conclude(progress), export=True)
-            self._say("done")
+            try:
+                self._run(progress)
+            except BaseException as error:
+                self._say(f"stopped: {flatten(error, 300) or type(error).__name__}")
+                raise
+
+    def _run(self, progress: Progress) -> None:
+        terms, options = self.terms, self.options
+        while progress.round < terms.settings.rounds:
+            progress = self._do_round(progress)
+            last = progress.round == terms.settings.rounds
+            if options.evaluate_every and progress.round % options.evaluate_every == 0 and not last:
+                self._evaluate(progress, {}, export=False)
+        self._evaluate(progress, self._conclude(progress), export=True)
+        self._say("done")
 
     @property
     def _checkpoint(self) -> Path:
-        return self.options.folder / f"{self.terms.id}.safetensors"
+        """A run with other noise is another run: the bound of its privacy would not hold for rounds before."""
+        noise = self.options.noise
+        more = f"-noise-{noise.multiplier:g}-{noise.clipping_norm:g}" if noise else ""
+        return self.options.folder / f"{self.terms.id}{more}.safetensors"
+
+    @property
+    def _checkpoint_before(self) -> Path:
+        """That of the round before, for an operator who deletes the last one."""
+        return self._checkpoint.with_suffix(".before.safetensors")
 
     def _say(self, doing: str) -> None:
         self.status.doing = doing
@@ -133,7 +159,10 @@ class Coordinator:
         while True:
             there = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in there}
-            self._greet(there - set(self.nodes.values()) - set(self.greeted.values()) - self.refused)
+            self.refused &= there
+            self.replaced = {old: new for old, new in self.replaced.items() if old in there and new in there}
+            asked = {each.metadata.dst_node_id for each in self.greeted.values()}
+            self._greet(there - set(self.nodes.values()) - asked - self.refused - self.replaced.keys())
             self._hear()
             found = {client: self.nodes[client] for client in wanted if client in self.nodes}
             if len(found) == len(wanted) or time.monotonic() >= end:
@@ -141,16 +170,16 @@ class Coordinator:
             time.sleep(LOOK)
 
     def _greet(self, nodes: set[int]) -> None:
-        """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone, and nobody knows."""
+        """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone unnoticed."""
         for node in sorted(nodes):
-            asked = messages.address([node], messages.HELLO, 0, RecordDict(), self.options.timeout)
-            (number,) = self.grid.push_messages(asked)
-            self.greeted[number] = node
+            self.greeted |= self.mail.post(
+                messages.address([node], messages.HELLO, 0, RecordDict(), self.options.timeout)
+            )
 
     def _hear(self) -> None:
         """Take the answers of nodes that were greeted."""
-        for reply in self.grid.pull_messages(list(self.greeted)):
-            node = self.greeted.pop(reply.metadata.reply_to_message_id)
+        for id, reply in self.mail.pull(self.greeted).items():
+            node = self.greeted.pop(id).metadata.dst_node_id
             if messages.is_lost(reply):  # with a key, the same node may come back
                 continue
             client, rows = (messages.read_number(reply, name) for name in ("client", "rows"))
@@ -158,8 +187,12 @@ class Coordinator:
                 self.refused.add(node)
                 print(f"node {node} is refused: {fault}", flush=True)
                 continue
+            before = self.nodes.get(int(client))
+            if before is not None:  # a node that came back has a new id, and the old one stays for a while
+                self.replaced[before] = node
+                print(f"node {node} takes the place of node {before} as client {int(client)}", flush=True)
             self.rows[int(client)] = int(rows)
-            self.nodes[int(client)] = node  # a node that came back has a new id, and the old one stays for a while
+            self.nodes[int(client)] = node
             self.status.of(int(client)).node = str(node)
             self._say(self.status.doing)
 
@@ -198,17 +231,20 @@ class Coordinator:
                 break
             print(f"round {number + 1}: {len(judged.good)} of {fewest} clients, attempt {attempt + 1}", flush=True)
         else:
-            self._say("stopped")
-            raise Failed(f"only {len(judged.good)} clients can be used in round {number + 1}, and {fewest} are needed")
+            found_clients = count(len(judged.good), "client")
+            raise Failed(f"only {found_clients} can be used in round {number + 1}, and {fewest} are needed")
         if self.options.noise:
             noised = privacy.average(sent, [reply.leaves for reply in judged.good], self.options.noise)
             judged = judged._replace(mean=noised)
         progress = rounds.finish_round(terms, progress, judged)
         merged = time.perf_counter()
+        if self._checkpoint.exists():
+            self._checkpoint.replace(self._checkpoint_before)
         records.save_progress(self._checkpoint, progress)
         seconds = {
             "nodes": found - began,
             "train": trained - found,
+            "mean": sum(work) / max(1, len(work)),
             "slowest": max(work, default=0.0),
             "merge": merged - trained,
             "save": time.perf_counter() - merged,
@@ -235,49 +271,52 @@ class Coordinator:
         for client, answer in self._ask(nodes, messages.TRAIN, progress.round + 1, content).items():
             if answer is None or messages.is_lost(answer):
                 self.nodes.pop(client, None)  # until it answers again
-            if answer is None:
-                replies.append(Reply(client, {}, 0, 0, f"no answer within {self.options.timeout:g} seconds"))
-                continue
-            fault, leaves = messages.read_fault(answer), {}
-            try:
-                leaves = {} if fault else messages.take_arrays(answer.content)
-            except InputError as error:
-                fault = str(error)
-            if fault:
+            leaves, fault = self._read_leaves(answer)
+            if answer is None or fault is not None:
                 replies.append(Reply(client, {}, 0, 0, fault))
                 continue
             rows, loss = (messages.read_number(answer, name) for name in ("rows", "loss"))
             replies.append(Reply(client, leaves, rows, loss))
-            work.append(messages.read_number(answer, "seconds"))
-        judged, size = rounds.judge(progress, replies, self.options.most_rows), messages.count_bytes(sent)
+            work += messages.keep_finite([messages.read_number(answer, "seconds")])
+        judged, size = rounds.judge(progress, replies, self.options.most_rows), tree.count_bytes(sent)
         return Trained(judged, work, {"down": size, "up": size})
 
     def _train_masked(
         self, progress: Progress, nodes: Mapping[int, int], sent: Mapping[str, Tensor], absent: list[Reply]
     ) -> Trained:
-        """The same by secure aggregation. It takes part with all of the clients that hold out, or fails with all."""
-        most = max((self.rows[client] for client in nodes), default=1)
+        """The same by secure aggregation. The round covers every client that stays, or fails as a whole."""
+        claims = [self.rows[client] for client in nodes] or [1]
+        most = min(max(claims), MOST_WEIGHT * statistics.median(claims))  # uploads are rounded in steps of it
         faults = {reply.client: str(reply.fault) for reply in absent}
         found = secure.collect(
-            self.grid, self.context, list(nodes.values()), sent, progress.round, most, self.options.timeout
+            self.mail, self.context, list(nodes.values()), sent, progress.round, most, self.options.timeout
         )
         if isinstance(found, str):
             return Trained(Judged([], faults | dict.fromkeys(nodes, found)), [], {})
         gone = [client for client, node in nodes.items() if node not in found.rows]
-        faults |= dict.fromkeys(gone, "no masked upload")
+        faults |= {client: found.faults.get(nodes[client], "no masked upload") for client in gone}
+        # rows and losses are only shown: the weight of an upload is hidden in it
         held = [Reply(k, {}, found.rows[node], found.losses[node]) for k, node in nodes.items() if k not in gone]
-        losses = [reply.loss for reply in held]
-        fault = rounds.find_fault(sent, Reply(-1, found.leaves, 1, sum(losses)), 1)
+        fault = rounds.find_fault(sent, Reply(-1, found.leaves, 1, 0.0), 1)
         if fault:
             return Trained(Judged([], faults | dict.fromkeys([k for k, *_ in held], f"the mean: {fault}")), [], {})
-        return Trained(Judged(held, faults, found.leaves), found.seconds, found.bytes)
+        return Trained(Judged(held, faults, found.leaves), messages.keep_finite(found.seconds), found.bytes)
+
+    def _read_leaves(self, answer: Message | None) -> tuple[dict[str, Tensor], str | None]:
+        """What a client sent, or why nothing of it can be used."""
+        if answer is None:
+            return {}, f"no answer within {self.options.timeout:g} seconds"
+        if (fault := messages.read_fault(answer)) is not None:
+            return {}, fault
+        try:
+            return messages.take_arrays(answer.content), None
+        except InputError as error:
+            return {}, str(error)
 
     def _ask(self, nodes: Mapping[int, int], kind: str, round: int, content: RecordDict) -> dict[int, Message | None]:
         """The answers of clients; None of those who gave none."""
         asked = messages.address(nodes.values(), kind, round, content, self.options.timeout)
-        replies = {
-            each.metadata.src_node_id: each for each in messages.exchange(self.grid, asked, self.options.timeout)
-        }
+        replies = self.mail.exchange(asked, self.options.timeout)
         return {client: replies.get(node) for client, node in nodes.items()}
 
     def _evaluate(self, progress: Progress, beside: Tree, export: bool) -> None:
@@ -299,14 +338,16 @@ class Coordinator:
                 seen.fault = f"evaluation: {fault}"
                 print(f"client {client} is not evaluated: {fault}", flush=True)
             elif messages.read_number(answer, "samples") > 0:
-                seen.accuracy = messages.read_number(answer, "accuracy")
+                claimed = messages.read_number(answer, "accuracy")
+                seen.accuracy = claimed if 0 <= claimed <= 100 else None
         if (accuracy := self.status.accuracy) is not None:
             print(f"round {progress.round}: accuracy {accuracy:.2f} on the clients' own test splits", flush=True)
         self._say("evaluated")
 
     def _conclude(self, progress: Progress) -> Tree:
         """What clients deploy beside their own; most methods need no message for it."""
-        if not rounds.sends_summary(self.terms):
+        expected = rounds.expect_summary(self.terms)
+        if not expected:
             return {}
         sent = rounds.name_leaves(progress.server.shared, progress.averages)
         content = RecordDict(
@@ -314,10 +355,11 @@ class Coordinator:
         )
         nodes, told = self._find_nodes(list(range(self.terms.clients))), []
         for client, answer in self._ask(nodes, messages.SUMMARIZE, progress.round, content).items():
-            fault = "no answer" if answer is None else messages.read_fault(answer)
-            if answer is None or fault is not None:
-                print(f"client {client} sends no summary: {fault}", flush=True)
+            leaves, fault = self._read_leaves(answer)
+            claimed = 0.0 if answer is None else messages.read_number(answer, "rows")
+            fault = fault or rounds.find_fault(expected, Reply(client, leaves, claimed, 0.0), self.options.most_rows)
+            if fault is not None:
+                print(f"client {client} sends no summary: {flatten(fault, 300)}", flush=True)
                 continue
-            summary = rounds.take_leaves(messages.take_arrays(answer.content), progress.round).shared
-            told.append((summary, int(messages.read_number(answer, "rows"))))
+            told.append((rounds.take_leaves(leaves, progress.round).shared, int(claimed)))
         return rounds.finish(self.terms, told)

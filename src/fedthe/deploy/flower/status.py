@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,7 +34,7 @@ class RoundStatus:
     loss: float
     clients: list[int]  # that were aggregated
     faults: dict[str, str]  # by client that was left out
-    seconds: dict[str, float]  # by phase: finding nodes, train messages, of these the slowest client's work, ...
+    seconds: dict[str, float]  # by phase; mean and slowest: of the clients' own work
     bytes: dict[str, int]  # down to each client, and up from it
 
 
@@ -45,6 +46,7 @@ class Status:
     rounds: int
     doing: str = "waiting for clients"
     round: int = 0
+    at: float = 0.0  # the time of the last change, in seconds since 1970
     seen: dict[str, Seen] = field(default_factory=dict)  # by client
     history: list[RoundStatus] = field(default_factory=list)
 
@@ -58,6 +60,7 @@ class Status:
         return sum(told) / len(told) if told else None
 
     def write(self, folder: Path) -> None:
+        self.at = time.time()
         store.write_json(folder / FILE, asdict(self))
 
 
@@ -66,7 +69,7 @@ def resume(folder: Path, begun: Status, round: int) -> Status:
     begun.round = round
     try:
         before = read_status(folder)
-    except InputError:  # none, or a damaged one: nothing depends on it
+    except InputError:  # none, or a damaged one; it is informational only
         return begun
     if round and before.id == begun.id:
         begun.seen = before.seen

@@ -13,7 +13,7 @@ from ...data.plan import Federation
 from ...engine.visit import Training
 from ...errors import InputError
 from ...experiment.data import fit_to_net
-from ...experiment.work import prepare
+from ...experiment.work import prepare_here
 from ...methods.base import Method
 from ...methods.compose import describe
 from ...methods.make import make_methods
@@ -94,7 +94,7 @@ def _read_number(given: Mapping[str, Value], key: str, least: int) -> int:
 
 def _share_dataset(config: Config) -> Terms:
     """An experiment: every client holds its part of one dataset."""
-    methods, (work,) = prepare(config)
+    methods, (work,) = prepare_here(config)
     ((name, method),) = methods.items()
     pool, clients = work.federation.pool, len(work.federation.clients)
     takes = take_input(pool.x, work.config.square)

@@ -30,7 +30,7 @@ from ...methods.two_heads import heads
 from ...methods.views import Views
 from ...nets.net import Net, PictureNet
 from ...runtime import FACTS, Facts, seal
-from ...store import whole_file
+from ...store import write_bytes
 from ...text import quote
 from ...tree import Tree
 from ...types import scale
@@ -177,8 +177,7 @@ def write_model(path: Path, model: onnx.ModelProto, facts: Facts) -> None:
     helper.set_model_props(model, {FACTS: facts.write()})
     with explain("the graph is not valid ONNX"):
         onnx.checker.check_model(model)
-    with whole_file(path) as part:
-        part.write_bytes(seal(model.SerializeToString()))
+    write_bytes(path, seal(model.SerializeToString()))
 
 
 def _kind(leaf: np.ndarray) -> int:
