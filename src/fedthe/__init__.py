@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .deploy.online import load_bundle as load_bundle
     from .engine.check import check_method as check_method
     from .errors import InputError as InputError
+    from .experiment.on_ray import workers_on_ray as workers_on_ray
     from .experiment.results import Results as Results
     from .experiment.results import read_results as read_results
     from .methods import METHODS as METHODS
@@ -79,6 +80,7 @@ _HOMES = {
     "Round": ".progress.events",
     "Sweep": ".study.sweep",
     "read_sweep": ".study.sweep",
+    "workers_on_ray": ".experiment.on_ray",
     "Results": ".experiment.results",
     "read_results": ".experiment.results",
 }

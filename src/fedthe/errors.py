@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,6 +35,21 @@ class Broken(Failed):
 
     def __init__(self, error: BaseException, sentence: str | None = None) -> None:
         super().__init__(sentence or describe_error(error))
+
+
+class RemoteFailure(Failed):
+    """A failure in another process; `traceback` is the traceback of a method's code, if that raised something."""
+
+    def __init__(self, sentence: str, traceback: str | None) -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
+
+
+def format_traceback(error: Failed) -> str | None:
+    """The traceback of the exception that made a method fail; None if its code raised nothing."""
+    if isinstance(error, RemoteFailure):
+        return error.traceback
+    return None if error.__cause__ is None else "".join(traceback.format_exception(error.__cause__))
 
 
 def describe_error(error: BaseException) -> str:

@@ -36,6 +36,15 @@ MADE = {
 GENERATED = {"__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
 
 
+@cache
+def hash_package() -> str:
+    """The hash of all files of the package: two checkouts may have the same version."""
+    root = Path(__file__).parent
+    files = sorted(root.rglob("*.py"))
+    parts = [f"{each.relative_to(root).as_posix()} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in files]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def fingerprint(value: Any) -> str | None:
     """The hash of all classes that a method is made of; None if all of them are the package's own, unpatched."""
     roots = [part for part in _list_parts(value) if _is_plugin(part) or _is_own(part) or list(_list_patches(part))]

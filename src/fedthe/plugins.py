@@ -22,6 +22,7 @@ from .text import find_nearest, flatten, quote
 LARGEST_FILE = 2**24  # bytes of a file of code
 
 _loaded: dict[Path, tuple[str, ModuleType]] = {}  # by file: the hash of its content, and the module
+_named: dict[Path, str] = {}  # by file: the name that its module is to have
 _neighbours: dict[Path, dict[Path, str | None]] = {}  # by file: the files beside it that it imports, and their hashes
 
 
@@ -66,7 +67,7 @@ def load_file(path: Path) -> ModuleType:
     before = _loaded.get(place)
     if before and before[0] == digest and all(_hash(file) == known for file, known in _neighbours[place].items()):
         return before[1]
-    module = ModuleType(before[1].__name__ if before else _name_module(place))
+    module = ModuleType(before[1].__name__ if before else _named.get(place) or _name_module(place))
     module.__file__ = str(place)
     with _as_module(module), _importable(place):
         try:
@@ -76,6 +77,16 @@ def load_file(path: Path) -> ModuleType:
             raise InputError(f"{path} cannot be loaded{_say_where(error, place)}") from error
     _loaded[place] = digest, module
     return module
+
+
+def name_file(path: Path, name: str) -> None:
+    """Have a file loaded under the name that a copy of it has elsewhere: names of classes are part of hashes."""
+    _named[path.resolve()] = name
+
+
+def list_neighbours(path: Path) -> list[Path]:
+    """The files beside a loaded file, or below its folder, that it imports."""
+    return sorted(_neighbours.get(path.resolve(), ()))
 
 
 def _name_module(place: Path) -> str:

@@ -28,6 +28,7 @@ import torch
 
 from . import foreign, store, tree
 from .engine.clients import Clients
+from .engine.remote import RemoteEngine
 from .engine.server import Server
 from .engine.visit import Engine, Progress
 from .errors import Damaged, InputError
@@ -119,6 +120,11 @@ def read_round(path: Path) -> int:
 def read_losses(path: Path) -> list[float]:
     """The mean local loss of every round of a checkpoint; none where it is missing or damaged."""
     return list(_read_facts(path).get("losses", []))
+
+
+def read_skipped(path: Path) -> list[str]:
+    """Which clients rounds of a checkpoint left out, and why; none where it is missing or damaged."""
+    return list(_read_facts(path).get("skipped", []))
 
 
 def _read_facts(path: Path) -> dict[str, Any]:
@@ -213,6 +219,8 @@ def read_samples(path: Path) -> dict[str, np.ndarray]:
 def describe_environment(engine: Engine) -> dict[str, Any]:
     from . import __version__
 
+    if isinstance(engine, RemoteEngine):
+        return {**engine.environment, "command": _name_command()}
     device, threads = engine.device, getattr(engine, "threads", None)
 
     return {

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import fedthe
-from fedthe import records, store
+from fedthe import records, store, tree
 from fedthe.engine.evaluate import score
 from fedthe.engine.visit import Answered
 from fedthe.errors import Failed
 from fedthe.experiment import samples as samples_of
-from fedthe.experiment.tables import find_short_streams
+from fedthe.experiment.tables import find_short_streams, say_messages
+from fedthe.nets import CNN
 from helpers import fails
 
 METHODS = ["fedavg", "fedavg_ft", "fedthe"]
@@ -54,6 +55,16 @@ def older(results, tmp_path):
     summary["files"]["results.jsonl"] = store.file_hash(folder / "results.jsonl")
     store.write_sealed(folder / "summary.json", summary)
     return fedthe.read_results(str(folder))
+
+
+def test_results_say_what_a_client_receives_and_sends_in_a_round(results):
+    model = sum(leaf.numel() * 4 for leaf in tree.flatten(CNN(3, 3, 16).init(0)).values())
+    sizes = {name: about["message_bytes"] for about in results.trainings.values() for name in about["methods"]}
+    assert sizes == {"fedavg": model, "fedavg_ft": model, "fedthe": model + 4 * 64}  # and the mean feature
+    said = say_messages([{"message_bytes": 2_000_000}, {"message_bytes": 627_000}, {"failed": "it diverged"}])
+    assert said == "0.627 to 2 MB per round and client, each way"
+    assert say_messages([{"message_bytes": 5}, {"message_bytes": 5}]) == "5e-06 MB per round and client, each way"
+    assert say_messages([{}]) is None  # runs of before
 
 
 def test_scores_are_those_of_a_literal_softmax():

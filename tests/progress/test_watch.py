@@ -134,6 +134,29 @@ def test_a_training_of_two_rounds_has_a_pace_and_one_of_none_has_not():
     assert find_pace(LiveStep(make_event("training a", 9, 9), 10.0, 9, 13.0)) is None
 
 
+def test_workers_are_shown_side_by_side_and_share_what_is_left(tmp_path):
+    def step(event, worker, began, updated):
+        return LiveStep(replace(event, worker=worker), began, 1, updated)
+
+    steps = (
+        step(make_event("training a", 10, 10), "worker 1", 0.0, 90.0),
+        step(make_event("training b", 4, 10), "worker 10", 0.0, 90.0),
+        step(make_event("training c", 6, 10), "worker 2", 0.0, 90.0),
+        step(make_event("testing a", 1, 6), "worker 1", 90.0, 100.0),
+    )
+    live = make_live(trainings=3, answers=3, steps=steps)
+    picture = draw(live, tmp_path, now=100.0)
+    at = [picture.index(f"{who}: ") for who in ("worker 1", "worker 2", "worker 10")]
+    assert at == sorted(at)
+    assert "worker 1: testing a, seed 0" in picture
+    assert "worker 2: training c" in picture
+    assert "trainings 1 of 3" in picture
+    alone = replace(live, steps=tuple(replace(each, event=replace(each.event, worker="")) for each in steps[-1:]))
+    assert estimate_left(alone, 100.0) is None  # nothing of a training to go by
+    # b has 6 rounds of 30 s less 10 s to go, c 4 of 18 s less 10 s; no test is finished yet
+    assert estimate_left(replace(live, answers=0), 100.0) is None
+
+
 def test_scores_are_means_over_clients_then_over_seeds(tmp_path):
     stems = [
         write_answer(tmp_path, "fedavg", 0, {"original": [10, 20, 60], "ooc": [50]}),

@@ -14,6 +14,7 @@ import typer
 
 from ..terminal import Commands, guard
 from . import bench, data, deploy, federate, methods, paper, report, run, serve, settings
+from .common import RayCommand
 
 app = typer.Typer(
     name="fedthe",
@@ -58,7 +59,7 @@ for each in (
     serve.serve,
     *(paper.table, paper.figure, report.report, report.compare, report.leaderboard, report.watch, bench.bench),
 ):
-    app.command()(each)
+    app.command(cls=RayCommand if each in (run.run, paper.table) else None)(each)
 app.add_typer(data.app, name="data")
 app.add_typer(serve.app, name="token")
 app.add_typer(federate.app, name="federate")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from ..errors import InputError
 from ..terminal import say
+from ..text import quote
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.text import Text
 
+    from ..experiment.on_ray import RayWorkers
     from ..report.data import Page
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -27,8 +32,46 @@ Trainings = Annotated[
     Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
 ]
 DATA = (".json", ".jsonl", ".npz", ".safetensors", ".toml", ".py")  # what records and runs consist of
+ADDRESS = re.compile(r"auto|local|[\w.\[\]:-]+:\d{1,5}")  # of Ray, as words beside it do not look
 GAP = 2  # spaces per column of a table, and those at its sides
 Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Compute on Ray: on all of this machine or, with auto or HOST:PORT, on a cluster (needs the extra ray).",
+    ),
+]
+RayCpus = Annotated[
+    int | None,
+    typer.Option("--ray-cpus", min=1, help="Cores of each worker on Ray.", show_default="as fits the work"),
+]
+
+
+class RayCommand(TyperCommand):
+    """A command whose --ray has an address or none."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for i, word in enumerate(args):
+            if word == "--":
+                break
+            if word == "--ray" and not (args[i + 1 :] and ADDRESS.fullmatch(args[i + 1])):
+                args = [*args[:i], "--ray=local", *args[i + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+def on_ray(address: str | None, cpus: int | None) -> AbstractContextManager[RayWorkers | None]:
+    """Within the block, workers on Ray compute, if there is an address."""
+    if address is None:
+        if cpus is not None:
+            raise InputError("--ray-cpus has no effect without --ray.")
+        return nullcontext()
+    if not ADDRESS.fullmatch(address):
+        raise InputError(f"{quote(address)} is no address of Ray; write --ray auto, --ray HOST:PORT, or --ray alone.")
+    from ..experiment.on_ray import workers_on_ray
+
+    return workers_on_ray(address, cpus)
 
 
 def make_table(*columns: str, **options: Any) -> Any:

@@ -10,10 +10,25 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable, say
-from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, Trainings, Yes, bars, print_grid, print_report
+from .common import (
+    Json,
+    Loggers,
+    Mlflow,
+    Overrides,
+    Ray,
+    RayCpus,
+    Tensorboard,
+    Trainings,
+    Yes,
+    bars,
+    on_ray,
+    print_grid,
+    print_report,
+)
 
 if TYPE_CHECKING:
-    from ..study.tables import Table
+    from ..experiment.on_ray import RayWorkers
+    from ..study.tables import Table, TableCase
 
     Chosen = list[tuple[Table, list[str]]]  # tables with the methods of their rows; none means all
 
@@ -32,6 +47,8 @@ def table(
     yes: Yes = False,
     tensorboard: Tensorboard = None,
     mlflow: Mlflow = None,
+    ray: Ray = None,
+    ray_cpus: RayCpus = None,
     as_json: Json = False,
 ) -> None:
     """Run a table of the paper, and show our numbers beside the paper's. Without ID, list the tables.
@@ -51,7 +68,7 @@ def table(
     given = {"methods": methods, "seeds": seeds, "rounds": rounds}
     words = [*(f"{key}={value}" for key, value in given.items() if value is not None), *(overrides or ())]
     if not every and id is None:
-        if words or plan or save or show:
+        if words or plan or save or show or ray:
             raise InputError("name a table, or give --all; `fedthe table` lists them.")
         return list_tables(as_json)
     if show and words:
@@ -63,11 +80,13 @@ def table(
         return _print_bills(tables, settings, as_json)
     if show:
         return _show_records([each for each, _ in tables], show, as_json, every)
-    if not yes:
+    if not yes and ray is None:  # nobody knows how fast a cluster is
         ask_for_tables(tables, **settings)
     if save:
         check_folder(save)  # fail now, not after the long part
-    done = _run_tables(tables, settings, save, Loggers(tensorboard, mlflow), skip=every, quiet=as_json)
+    loggers = Loggers(tensorboard, mlflow)
+    with resumable(), on_ray(ray, ray_cpus) as workers:
+        done = _run_tables(tables, settings, save, loggers, workers, skip=every, quiet=as_json)
     if as_json:
         print(json.dumps(done if every else done[str(id)]))
     return None
@@ -104,23 +123,34 @@ def _print_bills(tables: Chosen, settings: dict[str, Any], as_json: bool) -> Non
 
 
 def _run_tables(
-    tables: Chosen, settings: dict[str, Any], save: Path | None, loggers: Loggers, skip: bool, quiet: bool
+    tables: Chosen,
+    settings: dict[str, Any],
+    save: Path | None,
+    loggers: Loggers,
+    workers: RayWorkers | None,
+    skip: bool,
+    quiet: bool,
 ) -> dict[str, Any]:
     """The records by table. `skip`: leave out tables without data; `quiet`: print none of them."""
     from ..data import find
-    from ..study.reproduce import check_place
-    from ..study.tables import pick_rows
+    from ..study.reproduce import check_place, prepare_ahead
+    from ..study.tables import pick_rows, plan_cases
 
     for table, rows in tables:
         if save:
             check_place(save / f"{table.id}.json", pick_rows(table, rows))
-    done: dict[str, Any] = {}
+    plans = []
     for table, rows in tables:
         dataset = table.setting["dataset"]
         if skip and "dataset" not in settings and find(dataset) is None:
             say(f"skipping {table.id}: {dataset} is not available.")
-            continue
-        record, report = _reproduce(table, rows, settings, save, loggers)
+        else:
+            plans.append((table, plan_cases(table, rows, **settings)))
+    if workers:
+        workers.look_ahead(prepare_ahead([case for _, cases in plans for case in cases][1:]))
+    done: dict[str, Any] = {}
+    for table, cases in plans:
+        record, report = _reproduce(table, cases, save, loggers)
         done[table.id] = record | {"report": str(report) if report else None}
         if not quiet:
             _print_record(table, record)
@@ -129,15 +159,13 @@ def _run_tables(
 
 
 def _reproduce(
-    table: Table, rows: list[str], settings: dict[str, Any], save: Path | None, loggers: Loggers
+    table: Table, cases: list[TableCase], save: Path | None, loggers: Loggers
 ) -> tuple[dict[str, Any], Path | None]:
     from ..report.data import Page
     from ..report.gather import show_record
     from ..store import write_sealed
     from ..study.reproduce import make_record, run_cases
-    from ..study.tables import plan_cases
 
-    cases = plan_cases(table, rows, **settings)
     with resumable(), bars():
         done = run_cases(cases)
     record = make_record(table, done)

@@ -11,7 +11,20 @@ import typer
 
 from ..errors import InputError
 from ..terminal import resumable
-from .common import Json, Loggers, Mlflow, Overrides, Tensorboard, bars, print_grid, print_report, print_rich
+from .common import (
+    Json,
+    Loggers,
+    Mlflow,
+    Overrides,
+    Ray,
+    RayCpus,
+    Tensorboard,
+    bars,
+    on_ray,
+    print_grid,
+    print_report,
+    print_rich,
+)
 
 if TYPE_CHECKING:
     from ..experiment.results import Results
@@ -74,6 +87,8 @@ def run(
     by_client: Annotated[
         bool, typer.Option("--by-client", help="The dataset's folder holds a folder per client: by_client=true.")
     ] = False,
+    ray: Ray = None,
+    ray_cpus: RayCpus = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment, or resume one that was stopped.
@@ -99,7 +114,7 @@ def run(
     settings = read_settings(Path(config) if config is not None else None, words)
     sweep = settings.pop("sweep", None)
     asked = make_config(settings)
-    with resumable(), bars():
+    with resumable(), bars(), on_ray(ray, ray_cpus):
         results: Results | Sweep = run(asked) if sweep is None else run(asked, sweep=sweep)
     _show(results, loggers, as_json)
     if results.failures:
@@ -169,6 +184,7 @@ def _print_results(results: Results) -> None:
 
     from ..experiment.notebook import AUROC, DAGGER, lay_out
     from ..experiment.scores import GROUPS
+    from ..experiment.tables import say_messages
     from ..text import flatten
 
     grid = lay_out(results)
@@ -191,4 +207,6 @@ def _print_results(results: Results) -> None:
         print(f"{results.reused} of {asked} results were read from disk.")
     if results.earlier:
         print(f"Earlier results that these do not replace were moved to {results.earlier}.")
+    if size := say_messages(results.trainings.values()):
+        print(f"Messages: {size}.")
     print(f"ms is per sample. The run took {results.seconds:.0f} s; its files are in {results.folder}")

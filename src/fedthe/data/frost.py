@@ -19,18 +19,23 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def load_frost(folder: str | Path, count: int = 5) -> list[Tensor]:
-    """The first `count` photographs of a folder, by name, at a fifth of their size: uint8 [height, width, 3] each.
+COUNT = 5  # photographs that are used: CIFAR-10-C ships six and draws only from the first five
 
-    The default is 5 because CIFAR-10-C ships six and draws only from the first five.
-    """
+
+def load_frost(folder: str | Path, count: int = COUNT) -> list[Tensor]:
+    """The first `count` photographs of a folder, by name, at a fifth of their size: uint8 [height, width, 3] each."""
+    files = list_photographs(folder, count)
+    return [decode_image(show_path(file), partial(read_file, file, BYTES), _shrink) for file in files]
+
+
+def list_photographs(folder: str | Path, count: int = COUNT) -> list[Path]:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{show_path(folder)} is not a folder; name the one that holds the frost photographs.")
     files = [file for file in list_visible(folder) if file.suffix.lower() in (".png", ".jpg", ".jpeg")][:count]
     if not files:
         raise InputError(f"{show_path(folder)} holds no png or jpg file; put the frost photographs there.")
-    return [decode_image(show_path(file), partial(read_file, file, BYTES), _shrink) for file in files]
+    return files
 
 
 def _shrink(image: Image) -> Tensor:

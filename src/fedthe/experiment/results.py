@@ -66,7 +66,7 @@ class Results:
     others: tuple[ClientScore, ...] = field(default_factory=tuple)  # of clients in other groups, see `group`
     costs: Mapping[str, Mapping[str, float]]  # by method: forward and backward passes and peak memory, per sample
     failures: Mapping[str, str]  # by method, seed and rounds, as `Failure.who` says them: why there is no answer
-    trainings: Mapping[str, Mapping[str, Any]]  # by id: the methods that deploy it, its rounds and seconds
+    trainings: Mapping[str, Mapping[str, Any]]  # by id: the methods that deploy it, its rounds, seconds, bytes
     notes: tuple[str, ...] = field(metadata={"read": tuple})
     names: Mapping[str, str]  # by natural test: its title, which names its pool
     pools: Mapping[str, str]  # by natural test: the name of its pool

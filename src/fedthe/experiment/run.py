@@ -23,6 +23,7 @@ from .results import ClientScore, Failure, Results, name_shift, score_rows, writ
 from .streams import note_lacking
 from .training import group_by_training, train_all
 from .work import Work
+from .workers import Answered, Outcome, Trained, find_workers
 
 
 def run_prepared(methods: Mapping[str, Method], works: Sequence[Work]) -> Results:
@@ -118,59 +119,87 @@ def _count(methods: Mapping[str, Method], stages: Sequence[Sequence[Work]]) -> t
 
 def _measure(methods: Mapping[str, Method], works: Sequence[Work], recorder: Recorder) -> _Measured:
     """Train, deploy and test all methods on all seeds, or read what is filed."""
-    answers: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {}
-    failures: list[Failure] = []
-    trainings: dict[str, dict[str, Any]] = {}
-    notes: list[str] = []
-    reused = 0
+    answers: dict[tuple[str, int], Answered] = {}
+    failures: dict[tuple[str, int], Failure] = {}
+    trained: dict[str, Trained] = {}
 
     def fail(name: str, work: Work, error: Failed) -> None:
         failure = Failure(name, work.run.seed, work.keep_traceback(name, error))
-        failures.append(failure)
+        failures[name, work.run.seed] = failure
         recorder.add_failure(f"{failure.who}: {failure.why}")
         warnings.warn(f"{failure.who} failed: {failure.why}", MethodFailed, stacklevel=2)
 
-    def answer(name: str, work: Work, key: str, outcome: Progress, wait: bool) -> bool:
-        """Whether it is done, since another process may be at it."""
-        nonlocal reused
-        method = methods[name]
-        try:
-            found = work.answer(name, method, key, outcome, wait)
-        except Failed as error:
-            fail(name, work, error)
-            return True
-        if found is None:
-            return False
-        file, (content, was_there) = work.name_answer(name, method, key), found
-        answers[name, work.run.seed] = file, content
-        reused += was_there
-        recorder.add_answer(file)
-        return True
-
-    left: list[tuple[str, Work, str, Progress]] = []  # those that another process is at
-    for trained, served, work, outcome in train_all(methods, works):
-        key = work.key_of(trained)
-        trainings[key] = {"seed": work.run.seed, "methods": list(served)}
-        if isinstance(outcome, Failed):
-            trainings[key]["failed"] = str(outcome)
-            for name in served:
-                fail(name, work, outcome)
-            continue
-        trainings[key] |= {"rounds": outcome.round, "seconds": work.checkpoint(trained, list(served)).seconds}
-        notes += [f"{', '.join(served)}, seed {work.run.seed}: {each}" for each in outcome.server.skipped]
-        left += [(name, work, key, outcome) for name in served if not answer(name, work, key, outcome, wait=False)]
-    for name, work, key, outcome in left:
-        answer(name, work, key, outcome, wait=True)
+    workers = find_workers()
+    for outcome in workers.compute(methods, works) if workers else _compute(methods, works):
+        if isinstance(outcome, Trained):
+            trained[outcome.work.key_of(outcome.training)] = outcome
+        if outcome.failed is not None:
+            for name in outcome.served if isinstance(outcome, Trained) else [outcome.name]:
+                fail(name, outcome.work, outcome.failed)
+        elif isinstance(outcome, Answered):
+            answers[outcome.name, outcome.work.run.seed] = outcome
+            recorder.add_answer(outcome.file)
+    # workers finish in any order
     order = [(name, work.run.seed) for name in methods for work in works]
+    keys = [work.key_of(training) for training in group_by_training(methods) for work in works]
+    done = [trained[key] for key in keys]
+    notes = [f"{', '.join(each.served)}, seed {each.work.run.seed}: {why}" for each in done for why in each.skipped]
     found = [answers[each] for each in order if each in answers]
     rows, others = (
-        tuple(ClientScore(**row) for _, content in found for row in content[part]) for part in ("rows", "joined")
+        tuple(ClientScore(**row) for each in found for row in each.content[part]) for part in ("rows", "joined")
     )
     if works[0].run.unseen:
-        answered = {name: methods[name] for name in dict.fromkeys(content["method"] for _, content in found)}
+        answered = {name: methods[name] for name in dict.fromkeys(each.name for each in found)}
         notes += _note_left_out(answered, others)
-    costs = {content["method"]: content["costs"] for _, content in found}
-    return _Measured(rows, others, costs, failures, trainings, tuple(file for file, _ in found), notes, reused)
+    return _Measured(
+        rows=rows,
+        others=others,
+        costs={each.name: each.content["costs"] for each in found},
+        failures=[failures[each] for each in order if each in failures],
+        trainings=dict(zip(keys, map(_describe_training, done), strict=True)),
+        files=tuple(each.file for each in found),
+        notes=notes,
+        reused=sum(each.reused for each in found),
+    )
+
+
+def _describe_training(done: Trained) -> dict[str, Any]:
+    about = {"seed": done.work.run.seed, "methods": list(done.served)}
+    if done.failed:
+        return about | {"failed": str(done.failed)}
+    seconds = done.work.checkpoint(done.training, list(done.served)).seconds
+    size = done.training.message_bytes
+    return about | {"rounds": done.work.config.rounds, "seconds": seconds, "message_bytes": size}
+
+
+def _compute(methods: Mapping[str, Method], works: Sequence[Work]) -> Iterator[Outcome]:
+    """In this process."""
+
+    def answer(name: str, work: Work, key: str, outcome: Progress, wait: bool) -> Answered | None:
+        """None: another process is at it."""
+        try:
+            found = work.answer(name, methods[name], key, outcome, wait)
+        except Failed as error:
+            return Answered(name, work, failed=error)
+        file = work.name_answer(name, methods[name], key)
+        return None if found is None else Answered(name, work, file, content=found[0], reused=found[1])
+
+    left: list[tuple[str, Work, str, Progress]] = []  # those that another process is at
+    for training, served, work, outcome in train_all(methods, works):
+        if isinstance(outcome, Failed):
+            yield Trained(training, tuple(served), work, failed=outcome)
+            continue
+        yield Trained(training, tuple(served), work, outcome.server.skipped)
+        key = work.key_of(training)
+        for name in served:
+            answered = answer(name, work, key, outcome, wait=False)
+            if answered is None:
+                left.append((name, work, key, outcome))
+            else:
+                yield answered
+    for name, work, key, outcome in left:
+        if answered := answer(name, work, key, outcome, wait=True):
+            yield answered
 
 
 def _note_left_out(methods: Mapping[str, Method], others: Iterable[ClientScore]) -> Iterator[str]:

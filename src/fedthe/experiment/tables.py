@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,15 @@ Means = dict[str, dict[str, float]]  # by method and test
 Samples = Mapping[str, np.ndarray]  # of one method and seed: by "test/client/column"
 
 SHORT = 20  # samples: the accuracy of a client on fewer is coarse
+
+
+def say_messages(trainings: Iterable[Mapping[str, Any]]) -> str | None:
+    """What a client receives and sends in a round, over all trainings; None if unknown."""
+    sizes = sorted(each["message_bytes"] / 1e6 for each in trainings if "message_bytes" in each)
+    if not sizes:
+        return None
+    ends = list(dict.fromkeys(f"{size:.3g}" for size in (sizes[0], sizes[-1])))
+    return f"{' to '.join(ends)} MB per round and client, each way"
 
 
 def score_rows(rows: Iterable[ClientScore]) -> Cells:

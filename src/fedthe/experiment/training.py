@@ -21,7 +21,7 @@ from ..methods.base import Method
 from ..progress.events import Round, TrainEvent, WaitEvent, tell, tell_round
 from ..tree import Tree
 from .checkpoint import Checkpoint
-from .work import Work, prepare, split
+from .work import Work, prepare_here, split
 
 Served = dict[Method, dict[str, Method]]  # by training: the methods that deploy it, by name
 
@@ -55,7 +55,7 @@ def deploy_all(config: Config, dataset: Dataset | None = None) -> Iterator[Deplo
 
     Where a run only answers, this gives the models themselves.
     """
-    for _, served, work, outcome in train_all(*prepare(config, dataset)):
+    for _, served, work, outcome in train_all(*prepare_here(config, dataset)):
         if isinstance(outcome, Failed):
             raise Failed(f"{next(iter(served))}, seed {work.run.seed}: {outcome}")
         for name, method in served.items():

@@ -6,7 +6,6 @@ costs only itself, and no file is mistaken for another.
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from ..engine.shards import Shards, hide_labels
 from ..engine.stack import Stack
 from ..engine.train import can_join, deploy_some, deploy_unlabeled, start
 from ..engine.visit import Engine, Progress, Question, Run
-from ..errors import Damaged, Failed, InputError, code_of_a_method
+from ..errors import Damaged, Failed, InputError, code_of_a_method, format_traceback
 from ..fingerprint import fingerprint
 from ..methods.base import Method
 from ..methods.compose import describe
@@ -47,6 +46,7 @@ from .data import check_methods, fit_to_data, fit_to_net, load, pick_net, take_s
 from .results import NO_EXAMPLES
 from .scores import ClientScore, make_columns, make_row
 from .streams import check_asked, pick_stream
+from .workers import find_workers, use_workers
 
 T = TypeVar("T")
 Scored = tuple[
@@ -95,8 +95,7 @@ class Work:
 
     def begin(self, method: Method, checkpoint: Checkpoint) -> Progress:
         """The state to train from: this training's checkpoint, the longest shorter one, or the start."""
-        found = records.load_progress(checkpoint.path, self.engine.device)
-        found = found or self._adopt_shorter(method, checkpoint.path)
+        found = self.find_begun(method, checkpoint.path)
         clients, file = len(self.run.shards), records.clients_file(checkpoint.path)
         if found and len(found.clients) != clients:
             raise InputError(
@@ -104,6 +103,10 @@ class Work:
             )
         with code_of_a_method():
             return found or start(method, clients, self.run.seed, self.engine.device, file)
+
+    def find_begun(self, method: Method, path: Path) -> Progress | None:
+        """What is filed of a training, or a copy of the longest shorter one."""
+        return records.load_progress(path, self.engine.device) or self._adopt_shorter(method, path)
 
     def keep(self, method: Method, checkpoint: Checkpoint, reached: Progress) -> None:
         """Copy the checkpoint if its round is one to keep."""
@@ -144,11 +147,11 @@ class Work:
 
     def keep_traceback(self, name: str, error: Failed) -> str:
         """Why a method failed, in a line. If its code raised something, the line names a file with the traceback."""
-        if error.__cause__ is None:
+        told = format_traceback(error)
+        if told is None:
             return str(error)
         path = self._traceback_of(name)
         with store.whole_file(path) as part:
-            told = "".join(traceback.format_exception(error.__cause__))
             part.write_text(told, encoding="utf-8", errors="backslashreplace")
         return f"{error} ({path} has the traceback)"
 
@@ -181,12 +184,19 @@ class Work:
 
         None if another process is computing them and `wait` is false.
         """
-        path = self.folder / "answers" / f"{self.name_answer(name, method, training)}.json"
+        path = self.place_of_answer(name, method, training)
         with store.hold(path.with_suffix(".lock"), wait) as ours:
             if not ours:
                 return None
-            done = self._read_answer(path) or self._take_over(name, path)
+            done = self.find_answer(name, path)
             return (done, True) if done else (self._answer(name, method, training, progress, path), False)
+
+    def place_of_answer(self, name: str, method: Method, training: str) -> Path:
+        return self.folder / "answers" / f"{self.name_answer(name, method, training)}.json"
+
+    def find_answer(self, name: str, path: Path) -> dict[str, Any] | None:
+        """What is filed of an answer, or the same answer of another name."""
+        return self._read_answer(path) or self._take_over(name, path)
 
     def _take_over(self, name: str, path: Path) -> dict[str, Any] | None:
         """The same answers under another name: fedthe(alpha=0.1) is fedthe."""
@@ -296,7 +306,11 @@ def prepare(
     dataset: what the config names, if it is loaded already. net, recipes: objects in place of names. folder: of
     trainings and answers, if not the run's own.
     """
-    engine = get_engine(config.engine, config.device, config.precision, config.threads)
+    workers = find_workers()
+    if workers and (recipes or net is not None):
+        name = next(iter(recipes or ()), "the network")
+        raise InputError(f"workers cannot load {name}, an object of this process; put it into a file: FILE.py:NAME.")
+    engine = workers.find_engine(config) if workers else pick_engine_of(config)
     find_parts(config, recipes, net)  # refuses bad ones before any data is loaded
     dataset = set_aside(dataset or load(config), config.unknown)
     config = fit_to_data(config, dataset)
@@ -315,6 +329,16 @@ def prepare(
         engine.release()  # its programs may be compiled from code that was edited since
     folder = folder or config.folder
     return methods, [Work(config, folder, engine, each, _make_run(each, engine), tests, code) for each in federations]
+
+
+def prepare_here(config: Config, dataset: Dataset | None = None, **given: Any) -> tuple[dict[str, Method], list[Work]]:
+    """For what looks into models, which this process must have, whoever computes experiments."""
+    with use_workers(None):
+        return prepare(config, dataset, **given)
+
+
+def pick_engine_of(config: Config) -> Engine:
+    return get_engine(config.engine, config.device, config.precision, config.threads)
 
 
 def _make_run(federation: Federation, engine: Engine) -> Run:

@@ -119,6 +119,17 @@ class Method:
             raise InputError(f"two parts of the method use the name {min(clash)!r}; rename one of them.")
         return InitialState(shared, averages, {"rounds": of_rounds, "personal": kept})
 
+    @property
+    def message_bytes(self) -> int:
+        """What the server sends to a client in a round, in bytes. A client answers with as much."""
+        first = self.start(self.net.zeros())
+        return tree.count_bytes(tree.flatten({"shared": first.shared, "averages": first.averages}))
+
+    @property
+    def state_bytes(self) -> int:
+        """What a client keeps from round to round, in bytes."""
+        return tree.count_bytes(tree.flatten(self.start(self.net.zeros()).mine))
+
     def logits(self, mine: Tree, x: Tensor) -> Tensor:
         with code_of(self.personal, "logits", mine=mine):
             logits = self.personal.logits(self.net, mine, x)

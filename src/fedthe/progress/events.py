@@ -97,7 +97,7 @@ class WaitEvent(Event):
     kind = "waiting"
 
     def describe(self) -> str:
-        return "waiting for another process"
+        return f"{self._say_worker()}waiting for another process"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class WorkEvent(Event):
     remark: str = ""
 
     def describe(self) -> str:
-        return self.what
+        return f"{self._say_worker()}{self.what}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,14 @@ from .shapes import AMOUNT, COUNT, NAME, PERCENT, PLAIN, SCALAR, TEXT, Malformed
 MOST = 2**31  # samples of a stream
 LARGEST = 4096  # pixels of a side of an example
 
-TRAINING = {"seed": COUNT, "methods": [NAME], "rounds?": COUNT, "seconds?": Maybe(AMOUNT), "failed?": TEXT}
+TRAINING = {
+    "seed": COUNT,
+    "methods": [NAME],
+    "rounds?": COUNT,
+    "seconds?": Maybe(AMOUNT),
+    "message_bytes?": COUNT,
+    "failed?": TEXT,
+}
 ENVIRONMENT = {str: PLAIN}
 SUMMARY = {
     "results?": {str: {str: PERCENT}},

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from .. import store
 from ..data import load_dataset
+from ..data.pool import Dataset
 from ..errors import InputError
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
 from ..experiment.tables import find_short_streams, list_clients
 from ..experiment.timelines import describe_streams
-from ..experiment.work import prepare
+from ..experiment.work import Work, prepare
+from ..methods.base import Method
 from ..records import read_json
 from ..statistics import count_effective, deviation
 from ..text import flatten
@@ -36,6 +39,25 @@ def run_cases(cases: Sequence[TableCase]) -> list[tuple[TableCase, Results]]:
     first = cases[0].config
     dataset = load_dataset(first.dataset, natural=first.natural, size=first.size)
     return [(case, run_prepared(*prepare(case.config, dataset))) for case in cases]
+
+
+def prepare_ahead(cases: Iterable[TableCase]) -> Iterator[tuple[dict[str, Method], list[Work]]]:
+    """Cases as they will be run, for workers that would otherwise be idle.
+
+    Cases that are refused are left out here, and raise when their turn comes.
+    """
+    held: tuple[tuple[Any, ...], Dataset] | None = None
+    for config in (case.config for case in cases):
+        source = config.dataset, config.natural, config.size
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are heard then
+                if held is None or held[0] != source:
+                    held = source, load_dataset(config.dataset, natural=config.natural, size=config.size)
+                prepared = prepare(config, held[1])
+        except InputError:
+            continue
+        yield prepared
 
 
 def make_record(table: Table, done: Sequence[tuple[TableCase, Results]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..experiment.data import settings_of
 from ..experiment.results import Results
 from ..experiment.run import run_prepared
 from ..experiment.work import prepare
+from ..experiment.workers import find_workers
 from ..methods.compose import Recipe
 from ..methods.given import Given, name_methods
 from ..nets.net import Net
@@ -72,6 +73,8 @@ def run(
         raise InputError(f"config must be a fedthe.Config, not {quote(config)}; `fedthe run FILE` reads a file.")
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round must be a function of a fedthe.Round, not {quote(on_round)}.")
+    if on_round is not None and find_workers():
+        raise InputError("on_round is for runs in this process; workers report progress a few times a second only.")
     if federation is not None and not isinstance(federation, Federation):
         raise InputError(f"federation must be a fedthe.Federation, not a {type(federation).__name__}.")
     recipes: dict[str, Recipe] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from ...experiment.tables import say_messages
 from ...study.show import say_duration
 from .. import cells
 from ..data import Shown
@@ -31,6 +32,8 @@ def _list_facts(shown: Shown) -> list[tuple[str, str]]:
     if trainings := known.get("trainings", ()):
         seconds = sum(each.get("seconds") or 0 for each in trainings)
         facts.append(("trainings", f"{len(trainings)} in {say_duration(seconds)}"))
+        if size := say_messages(trainings):
+            facts.append(("messages", size))
     for seed, digest in known.get("manifests", {}).items():
         facts.append((f"manifest, seed {escape(seed)}", f'<span class="hash">{escape(digest)}</span>'))
     return facts

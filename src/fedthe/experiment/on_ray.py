@@ -1,0 +1,384 @@
+"""Experiments on Ray: workers train and test, and this process writes the results to disk.
+
+Each worker is an actor with a GPU or some cores of its own. It keeps federations and compiled programs between tasks;
+Ray would end the process of a plain GPU task after each call. Tasks are the trainings and tests that have no result on
+disk yet. If a worker is lost, another one runs its task again, from the last checkpoint that was sent.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+
+from ..config import Config
+from ..data.pool import Dataset
+from ..engine.remote import RemoteEngine
+from ..errors import Failed, InputError
+from ..fingerprint import hash_package
+from ..methods.base import Method
+from ..progress.events import Event, WaitEvent, WorkEvent, tell
+from ..text import flatten
+from .cluster import LOCAL, Share, connected, count_places, finish_within, list_machines, size_workers
+from .jobs import Batch, Job, Ledger
+from .transfer import Files, Payload, WorkerInfo, identify, pack, write_files
+from .work import Work
+from .worker import Worker
+from .workers import Outcome, use_workers
+
+PULSE = 0.2  # seconds to wait for news
+PATIENCE = 2.0  # seconds in which an idle worker answers
+LOOK = 5.0  # seconds between looks at the machines of the cluster
+MOST_LOSSES = 3  # workers that may be lost during one task
+MOST_EVENTS = 1000  # of progress in the mailbox
+CLOSING = 5.0  # seconds that idle workers have to remove their folders
+
+
+@contextmanager
+def workers_on_ray(address: str = LOCAL, cpus: int | None = None) -> Iterator[RayWorkers]:
+    """Within the block, `fedthe.run` computes on Ray: `with fedthe.workers_on_ray("auto"): fedthe.run(...)`.
+
+    Args:
+        address: "local" starts Ray on this machine, "auto" uses the Ray that runs here, "HOST:PORT" a cluster.
+        cpus: cores of each worker; by default as many as keep all of them busy.
+    """
+    with connected(address) as ray:
+        workers = RayWorkers(ray, cpus)
+        try:
+            with use_workers(workers):
+                yield workers
+        finally:
+            workers.close()
+
+
+@dataclass(eq=False)
+class _Slot:
+    """A worker, as seen by the run."""
+
+    name: str
+    actor: Any
+    call: Any = None  # Ray's reference to what it is doing
+    job: Job | None = None  # None: it is starting, or idle
+    pid: int = 0  # 0: it is starting
+
+
+class RayWorkers:
+    """Assigns tasks to workers, and writes what they send to disk."""
+
+    def __init__(self, ray: Any, cpus: int | None = None) -> None:
+        self._ray, self._asked, self._share = ray, cpus, Share()
+        self._slots: list[_Slot] = []
+        self._engines: dict[tuple[Any, ...], RemoteEngine] = {}
+        self._how: Config | None = None  # that of the first experiment: engine, device and precision
+        self._ledger = Ledger()
+        self._names: dict[int, str] = {}  # by the number of a job: the worker that had it last
+        self._shared: dict[str, Any] = {}  # by id: references to data and settings
+        self._batches = count(1)
+        self._upcoming: Iterator[tuple[Mapping[str, Method], Sequence[Work]]] = iter(())
+        self._ahead: list[Batch] = []
+        self._capacity = 1  # how many workers the cluster has room for
+        self._look, self._failed_starts, self._waits = 0.0, 0, False
+        self._mailbox = self._open_mailbox()
+
+    # ---- for a run
+
+    def find_engine(self, config: Config) -> RemoteEngine:
+        if config.device.startswith("cuda:"):
+            raise InputError(f"on Ray each worker has a GPU of its own; set device=cuda in place of {config.device}.")
+        how = config.engine, config.device, config.precision, config.threads
+        if how not in self._engines:
+            if self._how is None:
+                self._share = size_workers(list_machines(self._ray), config, self._asked)
+            elif (config.device == "cpu") != (self._how.device == "cpu"):
+                raise InputError(
+                    "workers on Ray use either GPUs or CPUs; use another workers_on_ray block, or another command, for "
+                    "the other ones."
+                )
+            self._engines[how] = self._describe(config)
+            if self._how is None:
+                self._how, self._capacity = config, count_places(list_machines(self._ray), self._share)
+        return self._engines[how]
+
+    def compute(self, methods: Mapping[str, Method], works: Sequence[Work]) -> Iterator[Outcome]:
+        batch = self._open_batch(methods, works)
+        try:
+            while batch.is_open:
+                outcomes = list(batch.settle(self._capacity))
+                yield from outcomes
+                if not outcomes:
+                    self._step()
+            self._read_mail()
+        finally:
+            self._drop(batch)
+            self._ledger.forget_errors(batch.paths)
+
+    def _drop(self, batch: Batch) -> None:
+        """Close its jobs, but those that a worker is doing."""
+        for job in batch.jobs - {slot.job for slot in self._slots}:
+            self._ledger.close(job)
+
+    def look_ahead(self, experiments: Iterator[tuple[Mapping[str, Method], Sequence[Work]]]) -> None:
+        """Experiments whose tasks workers may take while those before them leave workers idle."""
+        self._upcoming = experiments
+
+    def close(self) -> None:
+        """End the workers. What they sent stays; the rest is left to the next run."""
+        with suppress(Exception):
+            self._read_mail(CLOSING)
+            idle = [slot.actor.close.remote() for slot in self._slots if slot.call is None]
+            self._ray.wait(idle, num_returns=len(idle), timeout=CLOSING)
+        finish_within(CLOSING, self._kill_actors)
+        for job in self._ledger.jobs:
+            job.locks.close()
+
+    def _kill_actors(self) -> None:
+        for actor in (*(slot.actor for slot in self._slots), self._mailbox):
+            with suppress(Exception):
+                self._ray.kill(actor)
+
+    def _open_batch(self, methods: Mapping[str, Method], works: Sequence[Work]) -> Batch:
+        return Batch(self._ledger, next(self._batches), methods, works, self._refer_to)
+
+    def _refer_to(self, work: Work) -> tuple[Any, Any]:
+        """Ray's references to the settings and to the data of a work, the same for all its seeds."""
+        data = work.federation.source
+        id = identify(data)
+        payload = pack(replace(work.config, seeds=(0,), out=None), id)
+        return self._put(payload.id, payload), self._put(id, data)
+
+    def _put(self, id: str, value: Payload | Dataset) -> Any:
+        if id not in self._shared:
+            self._shared[id] = self._ray.put(value)
+        return self._shared[id]
+
+    # ---- workers
+
+    def _open_mailbox(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
+        return self._ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+
+    def _start_worker(self, config: Config) -> _Slot:
+        taken = {slot.name for slot in self._slots}
+        name = next(name for name in (f"worker {n}" for n in count(1)) if name not in taken)
+        remote = self._ray.remote(_Actor).options(num_cpus=self._share.cpus, num_gpus=self._share.gpus)
+        slot = _Slot(name, remote.remote(max(1, self._share.cpus), self._mailbox))
+        slot.call = slot.actor.describe.remote(config)
+        self._slots.append(slot)
+        return slot
+
+    def _start_workers(self) -> None:
+        """As many as the cluster has room for and the work needs. Machines may join and leave."""
+        now = time.monotonic()
+        if now >= self._look:
+            self._look = now + LOOK
+            self._capacity = count_places(list_machines(self._ray), self._share)
+            wanted = min(self._capacity, len(self._ledger.jobs))
+            while len(self._slots) < wanted and self._how is not None:
+                self._start_worker(self._how)
+
+    def _describe(self, config: Config) -> RemoteEngine:
+        """What workers compute with, as the first one says."""
+        slot = next(iter(self._find_idle()), None) or self._start_worker(config)
+        call, began = slot.call or slot.actor.describe.remote(config), time.monotonic()
+        while not self._ray.wait([call], timeout=PULSE)[0]:
+            if time.monotonic() - began > LOOK:
+                tell(WorkEvent("waiting for a worker of Ray", done=0, total=1))
+        try:
+            about: WorkerInfo = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            self._end(slot)
+            raise _refuse_start(error) from None
+        if refusal := _find_refusal(about):
+            self._end(slot)
+            raise InputError(refusal)
+        return RemoteEngine(getattr(torch, about.dtype.rpartition(".")[2]), about.together, about.environment)
+
+    def _end(self, slot: _Slot) -> None:
+        self._slots.remove(slot)
+        with suppress(Exception):
+            self._ray.kill(slot.actor)
+
+    # ---- the loop of a run
+
+    def _step(self) -> None:
+        """Read progress, assign tasks to idle workers, and wait a moment for results."""
+        self._read_mail()
+        self._start_workers()
+        self._plan_ahead()
+        self._assign()
+        calls = [slot.call for slot in self._slots if slot.call is not None]
+        if not calls:
+            time.sleep(PULSE)
+            return
+        for call in self._ray.wait(calls, timeout=PULSE)[0]:
+            self._finish_call(next(slot for slot in self._slots if slot.call == call))
+
+    def _read_mail(self, patience: float | None = None) -> None:
+        running = {slot.job.number: slot.job for slot in self._slots if slot.job}
+        for number, message in self._ray.get(self._mailbox.take.remote(), timeout=patience):
+            if isinstance(message, Event):
+                tell(replace(message, worker=self._names[number]))
+            elif number in running:  # else its result has already arrived
+                write_files(running[number].folder, message)
+
+    def _assign(self) -> None:
+        running = {slot.job for slot in self._slots if slot.job}
+        waiting = sorted(self._ledger.jobs - running, key=lambda job: (job.rank, job.number))
+        idle = self._find_idle() if waiting else []
+        for job in waiting:
+            if not idle:
+                return
+            if not job.hold():
+                continue  # another process is working on it
+            if job.is_filed:  # by that process
+                self._ledger.close(job)
+                continue
+            try:
+                task = job.make_task()
+            except (InputError, Failed) as error:  # such as a damaged checkpoint
+                self._ledger.give_up(job, error)
+                continue
+            slot = idle.pop(0)
+            slot.call = slot.actor.do.remote(task, *job.references)
+            slot.job, self._names[job.number] = job, slot.name
+        waits = bool(waiting and idle) and len(idle) == len(self._slots)
+        if waits and not self._waits:
+            tell(WaitEvent(done=0, total=1))
+        self._waits = waits
+
+    def _find_idle(self) -> list[_Slot]:
+        """Idle workers that are there: one whose machine left costs no task a try."""
+        idle = {slot.actor.ping.remote(): slot for slot in self._slots if slot.call is None}
+        found = []
+        for call in self._ray.wait([*idle], num_returns=len(idle), timeout=PATIENCE)[0] if idle else []:
+            try:
+                self._ray.get(call)
+                found.append(idle[call])
+            except self._ray.exceptions.RayError:
+                self._slots.remove(idle[call])
+                self._look = 0.0
+        return found
+
+    def _plan_ahead(self) -> None:
+        """Take tasks of later experiments if there is nothing else to do."""
+        if len(self._ledger.jobs) < self._capacity:
+            planned = next(self._upcoming, None)
+            if planned is not None:
+                with suppress(InputError):  # its own turn will say so
+                    self._ahead.append(self._open_batch(*planned))
+        for batch in [*self._ahead]:
+            try:
+                deque(batch.settle(self._capacity), maxlen=0)
+                if batch.is_open:
+                    continue
+            except (InputError, Failed):  # its own turn will say so
+                self._drop(batch)
+            self._ahead.remove(batch)
+
+    def _finish_call(self, slot: _Slot) -> None:
+        errors = self._ray.exceptions
+        try:
+            result = self._ray.get(slot.call)
+        except errors.RayTaskError:  # a bug in our own code
+            slot.call = slot.job = None
+            raise
+        except errors.RayError as error:
+            self._replace_lost(slot, error)
+            return
+        job, slot.call, slot.job = slot.job, None, None
+        if isinstance(result, WorkerInfo):
+            slot.pid = result.pid
+            self._check_worker(result)
+        elif job is not None:
+            for text in result.warnings:
+                warnings.warn(text, stacklevel=2)
+            self._ledger.file(job, result)
+
+    def _check_worker(self, about: WorkerInfo) -> None:
+        """A worker is ready. It must compute the same numbers as the others."""
+        if refusal := _find_refusal(about):
+            raise InputError(refusal)
+        self._failed_starts = 0
+        first = next(iter(self._engines.values()))
+        one, other = first.environment["torch"], about.environment["torch"]
+        if one != other:
+            raise InputError(f"workers have torch {one} and {other}; install the same version everywhere.")
+        if about.dtype != str(first.dtype):
+            raise InputError(f"workers compute in {first.dtype} and {about.dtype}; set precision=float32.")
+
+    def _replace_lost(self, slot: _Slot, error: Exception) -> None:
+        """A worker is gone. Another one runs its task."""
+        self._read_mail()  # its last checkpoint may be there
+        job = slot.job
+        self._end(slot)  # it may be alive, if only its result was lost
+        self._look = 0.0
+        if job is None:
+            self._failed_starts += 1
+            if self._failed_starts >= MOST_LOSSES:
+                raise _refuse_start(error)
+            return
+        job.locks.close()
+        job.losses += 1
+        why = _last_line(error)
+        if job.losses >= MOST_LOSSES:
+            self._ledger.give_up(job, Failed(f"{job.describe()}: {job.losses} workers were lost, the last by: {why}"))
+            return
+        warnings.warn(f"{slot.name} was lost; {job.describe()} is run again on another.", stacklevel=2)
+
+
+def _find_refusal(about: WorkerInfo) -> str:
+    """Why a worker cannot take part; empty if it can."""
+    other = about.code != hash_package()
+    mixed = "a worker has another fedthe than this process; install the same version everywhere."
+    return about.refused or (mixed if other else "")
+
+
+def _refuse_start(error: Exception) -> InputError:
+    return InputError(
+        f"no worker can start on Ray ({_last_line(error)}); install the same version of fedthe on all its machines."
+    )
+
+
+def _last_line(error: Exception) -> str:
+    """The last line of what Ray says, which names the cause."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return flatten(lines[-1], 300).rstrip(".")
+
+
+class _Mailbox:
+    """An actor beside the run: holds what workers send until the run takes it."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[int, Event]] = deque(maxlen=MOST_EVENTS)
+        self._files: dict[int, Files] = {}  # by task, the latest
+
+    def put(self, number: int, message: Event | Files) -> None:
+        if isinstance(message, Event):
+            self._events.append((number, message))
+        else:
+            self._files[number] = message
+
+    def take(self) -> list[tuple[int, Event | Files]]:
+        found: list[tuple[int, Event | Files]] = [*self._files.items(), *self._events]
+        self._events.clear()
+        self._files.clear()
+        return found
+
+
+class _Actor(Worker):
+    """A worker whose mail goes to a mailbox."""
+
+    def ping(self) -> None:
+        """It answers, so it is there."""
+
+    def __init__(self, threads: int, mailbox: Any) -> None:
+        super().__init__(threads, mailbox.put.remote)

@@ -1,0 +1,378 @@
+"""Runs on Ray: the files and numbers of one process, whoever computes them, and whatever happens to workers."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedthe
+from fedthe import records
+from fedthe.config import make_config
+from fedthe.experiment import on_ray
+from fedthe.experiment.cluster import connected, count_places, size_workers
+from fedthe.experiment.jobs import Job
+from fedthe.experiment.on_ray import RayWorkers
+from fedthe.experiment.work import prepare
+from fedthe.experiment.workers import use_workers
+from fedthe.methods.base import FedAvg
+from fedthe.nets import CNN
+from fedthe.progress.events import AnswerEvent, TrainEvent, listening
+from fedthe.progress.file import read_progress
+from helpers import count_rounds, fails
+
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as `connected` has it, before Ray is imported
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and processes to the garbage collector
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+TIMES = ("ms_per_sample", "seconds", "peak_mib", "seal")
+SMALL = {"clients": 3, "rounds": 2, "local_epochs": 1, "samples": 4, "tests": ["original", "ooc"], "device": "cpu"}
+GLYPHS = {"dataset": "glyphs", "size": 16, "flip": False, "train_fraction": 0.1, **SMALL}
+MINE = """
+from dataclasses import dataclass
+from beside import FACTOR
+from fedthe.methods.base import FedAvg
+from fedthe.methods.predictor import Predictor
+
+@dataclass(frozen=True)
+class Scaled(FedAvg):
+    mu: float = FACTOR  # times the loss
+
+    def loss(self, net, params, given, batch):
+        return self.mu * super().loss(net, params, given, batch)
+
+class Untrainable(FedAvg):
+    def loss(self, net, params, given, batch):
+        raise ZeroDivisionError("it cannot be trained")
+
+class Mute(Predictor):
+    def answer(self, method, mine, state, samples):
+        raise ZeroDivisionError("it cannot answer")
+"""
+
+READS = """
+from pathlib import Path
+from fedthe.methods.base import FedAvg
+
+FACTOR = float(Path(__file__).with_name("factor.txt").read_text())
+
+class Reads(FedAvg):
+    def loss(self, net, params, given, batch):
+        return FACTOR * super().loss(net, params, given, batch)
+"""
+
+
+class Prox(FedAvg):
+    """It is in no file that settings name."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A Ray of four cores, whatever the machine has, that others cannot reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTHE_HOME", str(tmp_path_factory.mktemp("home")))  # of workers
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        with connected(num_cpus=4):
+            assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
+            yield
+        gc.collect()  # now, while its warnings are ignored
+
+
+@pytest.fixture(scope="module")
+def workers(cluster):
+    """Two of them for all tests, since they take seconds to start."""
+    made = RayWorkers(ray, cpus=2)
+    refused = make_config({"engine": "stack", "threads": 1, "device": "cpu"})  # it must not spoil what comes after it
+    fails(lambda: made.find_engine(refused), "a worker on", "threads is for engine=loop")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def small(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return {"dataset": data, **SMALL}
+
+
+def strip(value):
+    """What must be equal between runs: everything but times and places."""
+    if isinstance(value, dict):
+        return {name: strip(each) for name, each in value.items() if name not in TIMES}
+    return [strip(each) for each in value] if isinstance(value, list) else value
+
+
+def read_folder(folder):
+    """All that a run files, by name; checkpoints as their facts and tensors."""
+    from safetensors import safe_open
+
+    found = {}
+    for path in sorted(path for kind in ("trainings", "answers", "samples") for path in (folder / kind).iterdir()):
+        if path.suffix == ".json":
+            content = strip(json.loads(path.read_text()))
+        elif path.suffix == ".npz":
+            content = {name: values.tobytes() for name, values in records.load_samples(path).items()}
+        else:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
+                content = file.metadata(), tensors
+        found[path.relative_to(folder).as_posix()] = content
+    return found
+
+
+def read_rows(folder):
+    return [strip(json.loads(line)) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def assert_same(ours, theirs):
+    assert read_folder(ours) == read_folder(theirs)
+    assert read_rows(ours) == read_rows(theirs)
+
+
+def test_the_numbers_are_those_of_one_process_bit_for_bit(workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    Path("beside.py").write_text("FACTOR = 0.5\n")
+    # fedavg and fedavg_ft deploy one training, fedrod and fedthe train side by side, ditto alone
+    own = ["mine.py:Scaled", "mine.py:Scaled(mu=0.25)", "mine.py:Untrainable", "mine.py:Mute"]
+    asked = {**GLYPHS, "methods": ["fedavg", "fedavg_ft", "fedrod", "fedthe", "ditto", *own], "seeds": [0, 1]}
+    heard = []
+    with use_workers(workers), listening(heard.append):
+        ours = fedthe.run(**asked, out="ours")
+    one = fedthe.run(**asked, out="one")
+    assert_same(ours.folder, one.folder)
+    assert ours.table() == one.table()
+    assert list(ours.trainings) == list(one.trainings)
+    assert ours.notes == one.notes
+    assert ours.environment["torch"] == torch.__version__
+    # what failed
+    assert [why.replace("ours", "one") for why in ours.failures.values()] == list(one.failures.values())
+    assert set(ours.failures) == {f"{name}, seed {seed}" for name in ("Untrainable", "Mute") for seed in (0, 1)}
+    for name in ("Untrainable", "Mute"):
+        assert "ZeroDivisionError: it cannot" in (ours.folder / "failures" / f"{name}-1.txt").read_text()
+    # who did it
+    names = {event.worker for event in heard if isinstance(event, TrainEvent | AnswerEvent)}
+    assert names == {"worker 1", "worker 2"}
+    live = read_progress(ours.folder)
+    assert {step.event.worker for step in live.steps} >= names
+    assert all(
+        step.event.is_over for step in live.steps if isinstance(step.event, AnswerEvent) and "Mute" not in str(step)
+    )
+    # and what is there is not computed again, by whomever
+    rounds = count_rounds(monkeypatch)
+    again = fedthe.run(**asked | {"methods": asked["methods"][:6]}, out="ours")
+    assert rounds == []
+    assert again.reused == 12
+    heard.clear()
+    with use_workers(workers), listening(heard.append):
+        again = fedthe.run(**asked | {"methods": asked["methods"][:6]}, out="one")
+    assert again.reused == 12
+    assert not [event for event in heard if event.worker]
+
+
+def test_workers_begin_with_what_is_there(workers, small):
+    asked = {**small, "methods": ["fedthe"]}
+    fedthe.run(**asked | {"rounds": 1}, out="ours")
+    heard = []
+    with use_workers(workers), listening(heard.append):
+        ours = fedthe.run(**asked, out="ours")
+    assert [event.done for event in heard if isinstance(event, TrainEvent)] == [2]
+    one = fedthe.run(**asked, out="one")
+    assert ours.table() == one.table()
+    theirs = read_folder(one.folder)
+    assert {name: content for name, content in read_folder(ours.folder).items() if name in theirs} == theirs
+
+
+def test_a_lost_worker_s_task_is_done_by_another(workers, small):
+    asked = {**small, "methods": ["fedavg", "ditto"], "rounds": 60, "checkpoint_seconds": 0.0}
+    pids, after, lost = {}, {}, []
+
+    def kill(event):
+        if not isinstance(event, TrainEvent) or not event.worker:
+            return
+        if pids:
+            after.setdefault(event.methods, event.done)
+        elif event.done >= 3:
+            lost.append(event.methods)
+            slot = next(each for each in workers._slots if each.name == event.worker)
+            pids[event.worker] = slot.pid
+            os.kill(slot.pid, signal.SIGKILL)
+
+    with (
+        use_workers(workers),
+        listening(kill),
+        pytest.warns(UserWarning, match="was lost; training .* is run again"),
+    ):
+        ours = fedthe.run(**asked, out="ours")
+    assert len(pids) == 1
+    assert after[lost[0]] > 1  # it went on from a checkpoint
+    assert_same(ours.folder, fedthe.run(**asked, out="one").folder)
+
+
+def test_idle_workers_that_died_cost_no_task_a_try(workers, small, monkeypatch):
+    monkeypatch.setattr(on_ray, "MOST_LOSSES", 1)
+    with use_workers(workers):
+        fedthe.run(**small, methods=["fedavg"], out="first")
+        for slot in workers._slots:
+            os.kill(slot.pid, signal.SIGKILL)
+        ours = fedthe.run(**small, methods=["fedavg"], out="ours")
+    assert_same(ours.folder, fedthe.run(**small, methods=["fedavg"], out="one").folder)
+
+
+def test_a_damaged_checkpoint_is_said_and_can_be_deleted(workers, small):
+    asked = {**small, "methods": ["fedavg"], "out": "ours"}
+    fedthe.run(**asked)
+    (checkpoint,) = Path("ours/trainings").glob("*.safetensors")
+    checkpoint.write_bytes(b"damaged")
+    with use_workers(workers):
+        fails(lambda: fedthe.run(**asked), "delete it")
+        checkpoint.unlink()
+        ours = fedthe.run(**asked)
+    assert ours.table() == fedthe.run(**asked | {"out": "one"}).table()
+
+
+def test_what_is_refused_stops_no_other_experiment(workers, small):
+    Path("reads.py").write_text(READS)
+    Path("factor.txt").write_text("0.5")  # data that code reads is not sent
+    bad, good = {**small, "methods": ["reads.py:Reads"], "out": "bad"}, {**small, "methods": ["fedavg"], "out": "good"}
+    with use_workers(workers):
+        workers.look_ahead(iter([prepare(make_config(bad))]))
+        ours = fedthe.run(**good | {"rounds": 6})
+        fails(lambda: fedthe.run(**bad), "factor.txt")
+        again = fedthe.run(**good | {"seeds": [1]})
+    assert ours.table() == fedthe.run(**good | {"rounds": 6, "out": "one"}).table()
+    assert again.table() == fedthe.run(**good | {"seeds": [1], "out": "two"}).table()
+    assert not workers._ledger.jobs
+
+
+def test_a_model_can_be_exported_while_workers_compute(workers, small):
+    with use_workers(workers):
+        results = fedthe.run(**small, methods=["fedavg_ft"], out="run")
+        fedthe.export(results, "bundle", client=1)
+    assert fedthe.load_bundle("bundle").classes
+
+
+def test_workers_are_as_large_as_machines_allow():
+    machines = [{"GPU": 2.0, "CPU": 16.0}, {"GPU": 1.0, "CPU": 4.0}, {"CPU": 64.0}]
+    made = size_workers(machines, make_config({"device": "auto"}))
+    assert (made.gpus, made.cpus, count_places(machines, made)) == (1, 4, 3)
+    asked = size_workers(machines, make_config({"device": "cuda"}), 8)
+    assert (asked.gpus, asked.cpus, count_places(machines, asked)) == (1, 8, 2)  # the smaller machine has no room
+    fails(lambda: size_workers(machines, make_config({"device": "auto"}), 32), "has 32 cores")
+    many = size_workers(machines, make_config({"device": "cpu", "methods": ["fedavg", "ditto"], "seeds": [0, 1, 2]}))
+    assert (many.gpus, many.cpus, count_places(machines, many)) == (0, 4, 21)
+
+
+def test_a_task_that_loses_every_worker_ends_the_run(workers, small, monkeypatch):
+    monkeypatch.setattr(on_ray, "MOST_LOSSES", 1)
+
+    def kill(event):
+        if event.worker:
+            os.kill(next(each.pid for each in workers._slots if each.name == event.worker), signal.SIGKILL)
+
+    with use_workers(workers), listening(kill), pytest.raises(fedthe.errors.Failed, match="1 workers were lost"):
+        fedthe.run(**small, methods=["fedavg"], out="run")
+
+
+def test_workers_that_are_idle_take_tasks_of_the_next_experiment(workers, small, monkeypatch):
+    first, second = ({**small, "methods": [name], "out": name} for name in ("fedavg", "ditto"))
+    heard, assigned, make_task = [], [], Job.make_task
+    monkeypatch.setattr(Job, "make_task", lambda job: assigned.append(job.describe()) or make_task(job))
+    while len(workers._slots) < 2:  # a test before may have killed them
+        workers._start_worker(workers._how)
+    while not all(slot.pid for slot in workers._slots):
+        workers._step()
+    with use_workers(workers), listening(heard.append):
+        workers.look_ahead(iter([prepare(make_config(second))]))
+        fedthe.run(**first | {"rounds": 6})
+        assert assigned[:2] == ["training fedavg, seed 0", "training ditto, seed 0"]
+        ours = fedthe.run(**second)
+    trained = [event.done for event in heard if isinstance(event, TrainEvent) and event.methods == ("ditto",)]
+    assert sorted(set(trained)) == sorted(trained)  # once
+    assert_same(ours.folder, fedthe.run(**second | {"out": "one"}).folder)
+
+
+def test_tables_on_ray_are_those_of_one_process(workers, fedthe, data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    @contextmanager
+    def share(address, cpus):
+        with use_workers(workers):
+            yield workers
+
+    monkeypatch.setattr(on_ray, "workers_on_ray", share)
+    words = [f"{key}={','.join(value) if isinstance(value, list) else value}" for key, value in SMALL.items()]
+    words += [f"dataset={data}", "--methods", "gma", "--seeds", "0,1", "--all"]
+    for name, more in (("ours", ["--ray"]), ("one", [])):
+        fedthe("table", *words, "--out", f"{name}-runs", "--save", name, *more)
+    ours, one = (
+        {path.name: strip(json.loads(path.read_text())) for path in Path(name).glob("*.json")}
+        for name in ("ours", "one")
+    )
+    assert ours.keys() == {"main-dir0.1.json", "main-dir1.json", "main-dir10.json"}
+    for name, record in ours.items():
+        assert record["rows"] == one[name]["rows"]
+        assert [case["clients"] for case in record["cases"]] == [case["clients"] for case in one[name]["cases"]]
+    assert read_folder(Path("ours-runs")) == read_folder(Path("one-runs"))
+
+
+def test_what_workers_cannot_do_is_refused(workers, small):
+    with use_workers(workers):
+        fails(lambda: fedthe.run(**small | {"device": "cuda:1"}), "device=cuda in place of cuda:1")
+        fails(lambda: fedthe.run(**small | {"device": "cuda"}), "either GPUs or CPUs")
+        fails(lambda: fedthe.run(**small, on_round=print), "on_round is for runs in this process")
+        fails(lambda: fedthe.run(**small, methods=["fedavg", Prox]), "cannot load Prox", "put it into a file")
+        fails(lambda: fedthe.run(**small, methods=["fedavg"], net=CNN(3, 3, 16)), "cannot load the network")
+    fails(
+        lambda: RayWorkers(ray).find_engine(make_config({"device": "cuda"})), "no machine in this Ray cluster has a GPU"
+    )
+    fails(lambda: RayWorkers(ray, cpus=64).find_engine(make_config({})), "has 64 cores")
+
+
+def test_a_stopped_run_is_continued_without_ray(small, monkeypatch):
+    asked = {**small, "methods": ["ditto"]}
+    words = [f"{key}={','.join(value) if isinstance(value, list) else value}" for key, value in asked.items()]
+    words += ["rounds=100000", "checkpoint_seconds=0", "out=run"]
+    command = [sys.executable, "-m", "fedthe", "run", *words, "--ray", "--ray-cpus", "1"]
+    child = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+    )
+    try:
+        ends = time.monotonic() + 60
+        while not list(Path("run").glob("trainings/*.safetensors")):
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < ends
+            time.sleep(0.1)
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+        try:
+            _, said = child.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            child.send_signal(signal.SIGABRT)  # it says where it hangs
+            pytest.fail(child.communicate()[1])
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130, said
+    assert said.splitlines()[-1] == "fedthe: stopped; run the same command to continue."
+    assert read_progress(Path("run")).state == "stopped"
+    (checkpoint,) = Path("run").glob("trainings/*.safetensors")
+    reached = records.read_round(checkpoint)
+    assert 0 < reached < 100000
+    rounds = count_rounds(monkeypatch)
+    ours = fedthe.run(**asked | {"rounds": reached + 1}, out="run")
+    assert len(rounds) == 1
+    assert ours.table() == fedthe.run(**asked | {"rounds": reached + 1}, out="one").table()
