@@ -14,6 +14,7 @@ from PIL import Image
 flwr = pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict  # noqa: E402
+from flwr.common.constant import ErrorCode  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
@@ -130,8 +131,8 @@ def replace_arrays(answer, *arrays):
     return answer
 
 
-def fail(answer, why):
-    answer.__dict__.update(_content=None, _error=Error(1, why))
+def fail(answer, why, code=ErrorCode.LOAD_CLIENT_APP_EXCEPTION):
+    answer.__dict__.update(_content=None, _error=Error(code, why))
     return answer
 
 
@@ -160,6 +161,8 @@ SPOILED = {
     "loss": (lambda a: change(a, loss=float("inf")), "the loss is inf"),
     "silence": (lambda a: None, "no answer within"),
     "an error": (lambda a: fail(a, "out of\nmemory"), "its node failed: out of memory"),
+    "a message that expired": (lambda a: fail(a, "gone", ErrorCode.MESSAGE_UNAVAILABLE), "no answer within 60 seconds"),
+    "a node that is gone": (lambda a: fail(a, "no heartbeat", ErrorCode.NODE_UNAVAILABLE), "its node failed: no heart"),
 }
 
 

@@ -23,7 +23,8 @@ HELLO, SUMMARIZE, TRAIN, EVALUATE = "query", "query.summarize", "train", "evalua
 ARRAYS, BESIDE, METRICS, CONFIG = "arrays", "beside", "metrics", "config"
 PACKED = "safetensors"  # the one array of a record
 FAULT = "fault"  # in the config of a reply: why there is nothing else in it
-LOST = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+LOST = (*EXPIRED, ErrorCode.NODE_UNAVAILABLE)
 LONGEST = 1e9  # seconds that a client may claim
 POLL = 0.2  # seconds between looks for replies, at first
 PATIENCE = 0.05  # of the time so far: seconds to the next look
@@ -76,7 +77,11 @@ def reply(message: Message, numbers: Mapping[str, float | int], leaves: Mapping[
 
 def is_lost(message: Message) -> bool:
     """Whether Flower answers in place of a node, because the node or the message is gone."""
-    return message.has_error() and message.error.code in LOST
+    return _has_error(message, LOST)
+
+
+def _has_error(message: Message, codes: Sequence[int]) -> bool:
+    return message.has_error() and message.error.code in codes
 
 
 def read_fault(message: Message) -> str | None:
@@ -133,11 +138,16 @@ class Mail:
         return found
 
     def exchange(self, asked: Sequence[Message], timeout: float) -> dict[int, Message]:
-        """Send messages, and wait for the replies until all are there or time is up; by node."""
+        """Send messages, and wait for the replies until all are there or time is up; by node.
+
+        A message expires after `timeout`, too. If Flower says so before our own clock does, that is no reply either.
+        """
         waiting, replies, began = self.post(asked), dict[int, Message](), time.monotonic()
         while waiting and time.monotonic() < began + timeout:
             for id, reply in self.pull(waiting).items():
-                replies[waiting.pop(id).metadata.dst_node_id] = reply
+                node = waiting.pop(id).metadata.dst_node_id
+                if not _has_error(reply, EXPIRED):
+                    replies[node] = reply
             if waiting:  # every look costs the SuperLink time for every message
                 time.sleep(max(POLL, PATIENCE * (time.monotonic() - began)))
         return replies
