@@ -22,10 +22,10 @@ ENGINES = {"loop": Loop, "stack": Stack, "stack of one row at a time": lambda: S
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
-def draw_batches(k, number, phase="local", settings=SETTINGS):
+def draw_batches(k, number, phase="local", settings=SETTINGS, clients=CLIENTS):
     """All that client k trains on in a round, in order: (x, y)."""
     s, path = settings, (0, phase, number)
-    return list_batches(LoopFit(TINY, CLIENTS[k], s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, k))
+    return list_batches(LoopFit(TINY, clients[k], s.optimizer, s.epochs(phase), s.batch, s.flip, s.crop, path, k))
 
 
 def sample(number, settings=SETTINGS):
@@ -47,8 +47,8 @@ def run_literally(shared, own, local, rounds=SETTINGS.rounds):
     return shared, own
 
 
-def train_in_doubles(method, engine=None, settings=SETTINGS):
-    return train(method, CLIENTS, settings, 0, start_from(method, tiny_params(), len(CLIENTS)), engine)
+def train_in_doubles(method, engine=None, settings=SETTINGS, clients=CLIENTS):
+    return train(method, clients, settings, 0, start_from(method, tiny_params(), len(clients)), engine)
 
 
 def assert_near(ones, others, tolerance=1e-11):

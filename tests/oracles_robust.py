@@ -31,14 +31,17 @@ def trimmed_mean(uploads, wrong):
 
 def multi_krum(uploads, wrong):
     """The places of the n - wrong uploads with the smallest sums of squared distances to their n - wrong - 2 nearest
-    others."""
+    others. It is defined for n >= 2 * wrong + 3."""
     n, scores = len(uploads), []
+    if wrong == 0:
+        return list(range(n))
+    assert n >= 2 * wrong + 3
     for i, one in enumerate(uploads):
         distances = []
         for j, other in enumerate(uploads):
             if i != j:
                 distances.append(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
-        scores.append((sum(sorted(distances)[: max(1, n - wrong - 2)]), i))
+        scores.append((sum(sorted(distances)[: n - wrong - 2]), i))
     return sorted(i for _, i in sorted(scores)[: n - wrong])
 
 

@@ -66,7 +66,7 @@ def test_the_trimmed_mean_is_the_literal_one(uploads, share):
 @given(stacks, st.floats(0, 0.49))
 def test_multi_krum_chooses_what_the_literal_one_does(uploads, share):
     defense = Defense("multi_krum", share)
-    wrong = defense.count_wrong(len(uploads))
+    wrong = max(0, min(math.ceil(round(share * len(uploads), 6)), (len(uploads) - 3) // 2))
     chosen = choose_trusted(defense, START, to_tree(uploads))
     chosen = list(range(len(uploads))) if chosen is None else chosen.tolist()
     literal = robust.multi_krum([row.tolist() for row in to_rows(to_tree(uploads))], wrong)
@@ -79,7 +79,19 @@ def test_multi_krum_chooses_what_the_literal_one_does(uploads, share):
 
 def score_krum(uploads, i, wrong):
     squares = sorted(math.dist(uploads[i], other) ** 2 for j, other in enumerate(uploads) if j != i)
-    return sum(squares[: max(1, len(uploads) - wrong - 2)])
+    return sum(squares[: len(uploads) - wrong - 2])
+
+
+@pytest.mark.parametrize(("clients", "wrong"), [(5, 1), (7, 2), (9, 3), (11, 4)])
+def test_multi_krum_leaves_out_as_many_colluders_as_it_can_tell(clients, wrong):
+    """They send the same, and `byzantine` expects more of them than there can be."""
+    honest = [[1.0 + 0.01 * i] * 5 for i in range(clients - wrong)]
+    chosen = choose_trusted(Defense("multi_krum", 0.45), START, to_tree([[-100.0] * 5] * wrong + honest))
+    assert chosen.tolist() == list(range(wrong, clients))
+
+
+def test_multi_krum_of_four_leaves_nobody_out():
+    assert choose_trusted(Defense("multi_krum", 0.45), START, to_tree([[float(i)] * 5 for i in range(4)])) is None
 
 
 @given(stacks, st.floats(0.1, 3))
@@ -189,8 +201,12 @@ def test_leaves_that_are_not_numbers_of_floating_point_pass():
 # ---- whole trainings
 
 
+FIVE = [*CLIENTS, make_shard(9, 5, [1, 2], seed=4), make_shard(8, 5, [0], seed=5)]
+FIVE_ROWS = [*ROWS, 9, 8]
+
+
 def train_literally(rule, attackers=(), factor=-1.0):
-    """FedAvg with all three clients. rule: lists of numbers and rows -> the list that the server takes."""
+    """FedAvg with all five clients. rule: lists of numbers and rows -> the list that the server takes."""
     first = leaves(tiny_params())
     model = torch.cat([leaf.flatten() for leaf in first])
 
@@ -200,23 +216,23 @@ def train_literally(rule, attackers=(), factor=-1.0):
 
     for number in range(SETTINGS.rounds):
         uploads = []
-        for k in range(len(CLIENTS)):
-            sent = oracles.fine_tune(*split(model), draw_batches(k, number), LR, DECAY)
+        for k in range(len(FIVE)):
+            sent = oracles.fine_tune(*split(model), draw_batches(k, number, clients=FIVE), LR, DECAY)
             update = torch.cat([leaf.flatten() for leaf in sent]) - model
             uploads.append((factor * update if k in attackers else update).tolist())
         model = model + torch.tensor(rule(uploads), dtype=torch.float64)
     return split(model)
 
 
-def average(uploads, places=(0, 1, 2)):
-    total = sum(ROWS[k] for k in places)
-    return [sum(ROWS[k] * uploads[k][i] for k in places) / total for i in range(len(uploads[0]))]
+def average(uploads, places=range(5)):
+    total = sum(FIVE_ROWS[k] for k in places)
+    return [sum(FIVE_ROWS[k] * uploads[k][i] for k in places) / total for i in range(len(uploads[0]))]
 
 
 LITERAL = {
     Defense(): average,
     Defense("median"): robust.median,
-    Defense("trimmed_mean", 0.3): lambda uploads: robust.trimmed_mean(uploads, 1),
+    Defense("trimmed_mean", 0.3): lambda uploads: robust.trimmed_mean(uploads, 2),
     Defense("multi_krum", 0.3): lambda uploads: average(uploads, robust.multi_krum(uploads, 1)),
     Defense(clip=0.8): lambda uploads: average(robust.clip(uploads, 0.8)),
     Defense("median", clip=0.8): lambda uploads: robust.median(robust.clip(uploads, 0.8)),
@@ -227,10 +243,10 @@ EVERYBODY = replace(SETTINGS, participation=1.0)
 @pytest.mark.parametrize("defense", LITERAL, ids=str)
 @every_engine
 def test_a_whole_training_is_the_literal_one(defense, engine):
-    attack = Attack(1 / 3, -3.0)
-    (attacker,) = attack.choose(range(3), 0)
+    attack = Attack(0.2, -3.0)
+    (attacker,) = attack.choose(range(5), 0)
     settings = replace(EVERYBODY, defense=defense, attack=attack)
-    found = leaves(train_in_doubles(compose(TINY, FedAvg()), engine(), settings).server.shared)
+    found = leaves(train_in_doubles(compose(TINY, FedAvg()), engine(), settings, FIVE).server.shared)
     assert_near(found, train_literally(LITERAL[defense], [attacker], -3.0), 1e-6)  # the server's weights are float32
     assert any(not torch.allclose(a, b) for a, b in zip(found, train_literally(average), strict=True))
 

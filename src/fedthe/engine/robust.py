@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..methods.base import Rounds
 from ..tree import Tree
 
-RULES_VERSION = 2  # raised when a change of this file moves numbers
+RULES_VERSION = 3  # raised when a change of this file moves numbers
 Rule = Literal["mean", "median", "trimmed_mean", "multi_krum"]
 
 
@@ -40,9 +40,13 @@ class Defense:
             raise InputError(f"clip must be a positive number, not {self.clip}.")
 
     def count_wrong(self, clients: int) -> int:
-        """How many of so many uploads may be wrong: the share, but always fewer than half."""
+        """How many of so many uploads may be wrong: the share, but always fewer than half.
+
+        Multi-Krum needs 2 f + 3 uploads for f wrong ones: with fewer, the wrong ones could be nearest to each other.
+        """
+        most = (clients - (3 if self.rule == "multi_krum" else 1)) // 2
         # rounded before it is rounded up, for 0.1 * 30 is a little more than 3
-        return max(0, min(math.ceil(round(self.byzantine * clients, 6)), (clients - 1) // 2))
+        return max(0, min(math.ceil(round(self.byzantine * clients, 6)), most))
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def choose_trusted(defense: Defense, start: Tree, uploads: Tree) -> Tensor | Non
     if not updates or not (wrong := defense.count_wrong(n := len(updates[0]))):
         return None
     squares = sum((_square_distances(update) for update in updates), start=updates[0].new_zeros(()))
-    near = squares.sort(1).values[:, 1 : max(1, n - wrong - 2) + 1]  # the first one is the distance to itself
+    near = squares.sort(1).values[:, 1 : n - wrong - 1]  # the first one is the distance to itself
     return near.sum(1).argsort(stable=True)[: n - wrong].sort().values
 
 
