@@ -1,6 +1,8 @@
 """Files are whole or not there."""
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -24,6 +26,20 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    killed = "import os; from pathlib import Path; from fedthe import store\n"
+    for kind, name in (("file", "a[1]"), ("folder", "b"), ("file", "other")):
+        code = f"with store.whole_{kind}(Path({str(tmp_path / name)!r})): os._exit(9)"
+        assert subprocess.run([sys.executable, "-c", killed + code], check=False).returncode == 9
+    (tmp_path / "a[1]").write_text("whole")
+    assert len(list(tmp_path.iterdir())) == 4
+    for name in ("a[1]", "b", "none"):
+        store.sweep(tmp_path / name)
+    rest = sorted(each.name for each in tmp_path.iterdir())
+    assert rest[1:] == ["a[1]"]
+    assert rest[0].startswith(".other.")
 
 
 def test_a_failed_folder_leaves_the_old_one(tmp_path):

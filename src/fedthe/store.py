@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,6 +87,29 @@ def whole_folder(path: Path) -> Iterator[Path]:
     finally:
         for leftover in (part, old):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def sweep(path: Path) -> None:
+    """Remove what a process that was killed while it wrote `path` has left beside it.
+
+    Only for paths that one process at a time writes.
+    """
+    for each in path.parent.glob(f".{glob.escape(path.name[:100])}.*"):
+        if each.suffix in (".part", ".old"):
+            if each.is_dir():
+                shutil.rmtree(each, ignore_errors=True)
+            else:
+                each.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of its files are on the disk, too. Some systems cannot, and need not."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

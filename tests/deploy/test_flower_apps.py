@@ -20,7 +20,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 import fedthe  # noqa: E402
 from fedthe import cli, records, tree  # noqa: E402
-from fedthe.deploy.flower import client_app, messages, server_app  # noqa: E402
+from fedthe.deploy.flower import client_app, messages, server_app, status  # noqa: E402
 from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
 from fedthe.deploy.flower.status import read_status  # noqa: E402
@@ -118,7 +118,7 @@ def test_every_client_has_a_bundle_that_answers(finished):
 
 
 def change(answer, leaves=None, **numbers):
-    content = RecordDict({"arrays": answer.content["arrays"], "metrics": answer.content["metrics"]})
+    content = RecordDict(dict(answer.content))
     if leaves is not None:
         content["arrays"] = messages.pack(leaves(messages.take_arrays(answer.content)))
     content["metrics"] = MetricRecord({**answer.content["metrics"], **numbers})
@@ -161,7 +161,7 @@ SPOILED = {
     "loss": (lambda a: change(a, loss=float("inf")), "the loss is inf"),
     "silence": (lambda a: None, "no answer within"),
     "an error": (lambda a: fail(a, "out of\nmemory"), "its node failed: out of memory"),
-    "a message that expired": (lambda a: fail(a, "gone", ErrorCode.MESSAGE_UNAVAILABLE), "no answer within 60 seconds"),
+    "a message that is lost": (lambda a: fail(a, "gone", ErrorCode.MESSAGE_UNAVAILABLE), "its node failed: gone"),
     "a node that is gone": (lambda a: fail(a, "no heartbeat", ErrorCode.NODE_UNAVAILABLE), "its node failed: no heart"),
 }
 
@@ -265,7 +265,7 @@ def test_a_client_with_other_data_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(client_app, "make_terms", make_other)
     monkeypatch.setattr(room, "make_context", make_context)
     room.run()
-    assert "node 101 is refused: its settings or its data are not those of the server" in capsys.readouterr().out
+    assert "node 101 is refused: its settings or data differ from the server's" in capsys.readouterr().out
 
 
 def test_participation_and_messages_after_the_last_round(tmp_path):
@@ -354,8 +354,8 @@ def test_claims_are_not_shown_if_they_cannot_be(tmp_path):
 
     room = Room(tmp_path, boast, rounds=1)
     room.run()
-    assert room.status.of(0).accuracy is None
-    assert room.status.accuracy <= 100
+    assert room.status.of(0).accuracy is room.status.of(0).fault is None
+    assert 0 <= room.status.accuracy <= 100
     assert all(0 <= value < 100 for value in room.status.history[0].seconds.values())
 
 
@@ -378,6 +378,93 @@ def test_a_state_that_is_damaged_is_said_and_not_replaced(tmp_path):
     progress = room.run()
     assert "client 0 in round 2" in progress.server.skipped[0]
     assert path.name in progress.server.skipped[0]
+
+
+def test_a_state_that_is_missing_is_begun_again_only_if_asked(tmp_path):
+    room = Room(tmp_path, method="scaffold", rounds=1)
+    room.run()
+    (path,) = (tmp_path / "client-0").glob("*-1.safetensors")
+    path.unlink()
+    room.config["rounds"] = 2
+    progress = room.run()
+    assert f"{path.name}, the client's state after round 1, is missing; put it back" in progress.server.skipped[0]
+    assert room.status.history[1].clients == [1, 2]
+
+    ask = room.make_context
+
+    def make_context(client):
+        made = ask(client)
+        made.node_config["anew"] = True
+        return made
+
+    room.make_context, room.config["rounds"] = make_context, 3
+    assert len(room.run().server.skipped) == 1
+    assert room.status.history[2].clients == [0, 1, 2]
+
+
+def test_a_round_that_a_client_was_left_out_of_leaves_no_trace(tmp_path):
+    """Its second round begins with the state that it had before the first. Scaffold's uploads depend on it."""
+
+    def lose(client, kind, round, answer):
+        return fail(answer, "gone") if (client, kind, round) == (1, "train", 1) else answer
+
+    class Late(Room):
+        """Client 1 joins after the first round."""
+
+        def get_node_ids(self):
+            begun = any(message.metadata.message_type == "train" for message in self.sent)
+            return [node for node in self.nodes if begun or node != 101]
+
+    lost = Room(tmp_path / "lost", lose, method="scaffold")
+    late = Late(tmp_path / "late", method="scaffold")
+    assert [run.run().round for run in (lost, late)] == [2, 2]
+    assert [each.clients for each in late.status.history] == [[0, 2], [0, 1, 2]]
+    assert_same(lost.progress, late.progress)
+
+
+def test_a_node_that_was_mended_takes_part_in_the_next_round(tmp_path):
+    own = {"dataset": "own", "classes": "a,b,c", "shape": "16x16x3", "settings": "batch=8"}
+
+    def mend(client, kind, round, answer):
+        if kind == "train" and not room.data[1].exists():
+            write_pictures(room.data[1], 1)
+        return answer
+
+    room = Room(tmp_path, mend, **own)
+    for k in range(CLIENTS):
+        room.data[k] = tmp_path / f"data-{k}"
+        if k != 1:
+            write_pictures(room.data[k], k)
+    room.run()
+    assert [each.clients for each in room.status.history] == [[0, 2], [0, 1, 2]]
+
+
+def test_only_accuracies_of_the_last_evaluation_count(tmp_path):
+    def leave(client, kind, round, answer):
+        return None if (client, kind, round) == (1, "evaluate", 2) else answer
+
+    room = Room(tmp_path, leave, timeout=1.0, **{"evaluate-every": 1})
+    room.run()
+    assert room.status.of(1).accuracy is None
+    assert room.status.accuracy == pytest.approx((room.status.of(0).accuracy + room.status.of(2).accuracy) / 2)
+
+
+def test_a_message_that_expired_is_no_fault_of_the_node(tmp_path):
+    def expire(client, kind, round, answer):
+        if (client, kind, round) != (1, "train", 1):
+            return answer
+        time.sleep(1.1)
+        return fail(answer, "expired", ErrorCode.MESSAGE_UNAVAILABLE)
+
+    progress = Room(tmp_path, expire, timeout=1.0, rounds=1).run()
+    assert "client 1 in round 1: no answer within 1 seconds" in progress.server.skipped[0]
+
+
+def test_the_status_keeps_the_last_rounds(tmp_path, monkeypatch):
+    monkeypatch.setattr(status, "MOST_ROUNDS", 2)
+    room = Room(tmp_path, rounds=3, method="fedavg")
+    room.run()
+    assert [each.round for each in room.status.history] == [2, 3]
 
 
 # ---- clients with data of their own
@@ -437,6 +524,8 @@ def test_a_federation_file_gives_each_client_its_part(tmp_path):
         ({"settings": "rounds=3"}, "settings cannot have rounds"),
         ({"settings": "unseen=0.2"}, "no clients that join later"),
         ({"settings": "learning=3"}, "there is no setting"),
+        ({"settings": "attackers=0.2"}, "attacks are simulated by `fedthe run` alone"),
+        ({"settings": "device=cuda"}, "settings cannot have device; it has no effect in a federation"),
         ({"settings": "lr='0.1"}, "settings cannot be read"),
         ({"dataset": "own"}, "classes must name"),
         ({"dataset": "own", "classes": "a,a"}, "classes must name"),
@@ -466,6 +555,8 @@ def test_bad_options_are_refused_in_a_sentence(given):
         ({"partition-id": "0"}, "partition-id=0"),
         ({"partition-id": -1}, "no client -1"),
         ({"partition-id": 0, "threads": 0}, "threads"),
+        ({"partition-id": 0, "device": "abacus"}, "device=abacus cannot be used on this node"),
+        ({"partition-id": 0, "device": "cuda:99"}, "device=cuda:99 cannot be used on this node"),
         ({"partition-id": 0, "data": "x"}, "leave `data` out"),
     ],
 )

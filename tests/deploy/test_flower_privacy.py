@@ -10,7 +10,7 @@ flwr = pytest.importorskip("flwr")
 
 from flwr.app import Context, MetricRecord, RecordDict  # noqa: E402
 from flwr.common import bytes_to_ndarray  # noqa: E402
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key  # noqa: E402
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage  # noqa: E402
 
 from fedthe import tree  # noqa: E402
 from fedthe.deploy.flower import client_app, messages, privacy, rounds, server_app  # noqa: E402
@@ -86,7 +86,7 @@ def test_the_mean_of_those_who_hold_out_is_unmasked(tmp_path, capsys):
     one, other = (name_leaves(each.progress.server.shared, {}) for each in (room, plain))
     assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-4
     assert room.status.history[0].clients == [0, 1, 2]
-    assert "client 3 is left out: no masked upload" in capsys.readouterr().out
+    assert "client 3 is left out: no answer within 1 seconds" in capsys.readouterr().out
 
 
 def test_a_round_with_too_few_clients_is_not_unmasked(tmp_path, capsys):
@@ -96,7 +96,7 @@ def test_a_round_with_too_few_clients_is_not_unmasked(tmp_path, capsys):
     room = Watched(tmp_path, spoil, timeout=1.0, **SECURE)
     with pytest.raises(Failed, match="only 0 clients can be used in round 1"):
         room.run()
-    assert "too few clients went through" in capsys.readouterr().out
+    assert "client 0 is left out: too few clients completed secure aggregation" in capsys.readouterr().out
 
 
 def test_a_client_answers_no_message_that_goes_around_the_masks(tmp_path):
@@ -127,11 +127,11 @@ def test_a_node_can_insist_on_secure_aggregation(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"method": "gma", **SECURE}, ["gma", "single ones"]),
-        ({"method": "scaffold", **SECURE}, ["scaffold", "single ones"]),
+        ({"method": "gma", **SECURE}, ["gma", "needs each upload"]),
+        ({"method": "scaffold", **SECURE}, ["scaffold", "needs each upload"]),
         ({"method": "fedthe_regime_lda", **SECURE}, ["summary"]),
         ({"method": "gma", "noise-multiplier": 1.0, "clipping-norm": 1.0}, ["gma"]),
-        ({"settings": "aggregation=median", **SECURE}, ["single uploads"]),
+        ({"settings": "aggregation=median", **SECURE}, ["plain mean only"]),
         ({"noise-multiplier": 1.0}, ["go together"]),
         ({"noise-multiplier": 1.0, "clipping-norm": 1.0, **SECURE}, ["set one"]),
         ({"noise-multiplier": -1.0}, ["noise-multiplier"]),
@@ -158,9 +158,11 @@ def test_numbers_beside_a_masked_upload_stop_nothing(tmp_path, monkeypatch):
 
 
 def test_a_client_that_claims_many_rows_does_not_drown_the_others(tmp_path, monkeypatch):
-    asked, real = [], server_app.secure.SecAggPlusWorkflow
+    asked, collect = [], server_app.secure.collect
     monkeypatch.setattr(
-        server_app.secure, "SecAggPlusWorkflow", lambda *given, **kw: asked.append(kw) or real(*given, **kw)
+        server_app.secure,
+        "collect",
+        lambda mail, context, *given: asked.append(given[0]) or collect(mail, context, *given),
     )
 
     def boast(client, kind, round, reply):
@@ -171,8 +173,46 @@ def test_a_client_that_claims_many_rows_does_not_drown_the_others(tmp_path, monk
     room = Watched(tmp_path, boast, rounds=1, **SECURE)
     room.run()
     rows = [len(shard.train) for shard in room.terms.federation.clients]
-    assert asked[0]["max_weight"] <= 8 * max(rows)
+    assert asked[0].most <= 8 * max(rows)
     assert compare(room) < 1e-4
+
+
+def count_unmasked(room):
+    """How many clients were asked for what unmasks a sum."""
+    configs = [each.content.config_records.get(RECORD_KEY_CONFIGS, {}) for each in room.sent]
+    return sum(config.get(Key.STAGE) == Stage.UNMASK for config in configs)
+
+
+def test_a_sum_of_fewer_clients_than_asked_is_not_unmasked(tmp_path, capsys):
+    def spoil(client, kind, round, reply):
+        return None if client == 3 and kind == "train" and reply.content.array_records else reply
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, timeout=1.0, fewest=4, **SECURE)
+    with pytest.raises(Failed, match="only 0 clients can be used in round 1, and 4 are needed"):
+        room.run()
+    assert count_unmasked(room) == 0  # else the next try would give the difference of two sums
+    assert "client 3 is left out: no answer within 1 seconds" in capsys.readouterr().out
+
+
+def test_a_masked_upload_that_counts_too_much_is_left_out(tmp_path, capsys):
+    """A hostile client: an honest one counts no more than it is told."""
+
+    def boast(client, kind, round, reply):
+        if client == 0 and "fitres.num_examples" in reply.content.metric_records:
+            reply.content["fitres.num_examples"] = MetricRecord({"num_examples": 10**9})
+        return reply
+
+    room = Watched(tmp_path, boast, clients=4, rounds=1, **SECURE)
+    room.run()
+    assert room.status.history[0].clients == [1, 2, 3]
+    assert "client 0 is left out: it claims 1e+09 training rows" in capsys.readouterr().out
+    assert count_unmasked(room) == 3
+    plain = Room(tmp_path / "plain", lambda k, kind, r, reply: None if k == 0 and kind == "train" else reply)
+    plain.config |= {"clients": 4, "rounds": 1, "timeout": 1.0}
+    plain.nodes = {100 + k: k for k in range(4)}
+    plain.run()
+    one, other = (name_leaves(each.progress.server.shared, each.progress.averages) for each in (room, plain))
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-4
 
 
 # ---- differential privacy

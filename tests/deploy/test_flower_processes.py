@@ -94,9 +94,10 @@ def replay(terms, folder):
     members = [join(terms, number, folder / str(number)) for number in range(4)]
     progress = rounds.start(terms)
     for clients in TOOK_PART:
-        model, replies = Model(progress.round, progress.server.shared, progress.averages), []
+        replies = []
         for client in clients:
-            done = members[client].train(model)
+            state = rounds.find_state(progress, client)
+            done = members[client].train(Model(progress.round, progress.server.shared, progress.averages, state))
             replies.append(Reply(client, name_leaves(done.upload, done.averages), done.rows, done.loss))
         progress = rounds.finish_round(terms, progress, rounds.judge(progress, replies, 10**6))
     return progress

@@ -5,7 +5,7 @@ import torch
 
 from fedthe import tree
 from fedthe.deploy.flower.member import Model, join
-from fedthe.deploy.flower.rounds import Reply, finish, finish_round, judge, name_leaves, start, take_leaves
+from fedthe.deploy.flower.rounds import Reply, find_state, finish, finish_round, judge, name_leaves, start, take_leaves
 from fedthe.deploy.flower.terms import make_terms
 from fedthe.engine.conclude import conclude
 from fedthe.engine.loop import Loop
@@ -30,7 +30,7 @@ def federate(terms, folder, rounds=None, progress=None, participation=1.0):
         sent = name_leaves(progress.server.shared, progress.averages)
         replies = []
         for k in sample_clients(terms.clients, terms.settings.participation, terms.seed, number):
-            done = members[k].train(take_leaves(sent, number))
+            done = members[k].train(take_leaves(sent, number, find_state(progress, k)))
             replies.append(Reply(k, name_leaves(done.upload, done.averages), done.rows, done.loss))
         progress = finish_round(terms, progress, judge(progress, replies[::-1], ROWS))
     return progress, members
@@ -57,7 +57,7 @@ def test_clients_train_and_deploy_as_in_a_simulation(name, tmp_path):
     assert_same(found.server.shared, expected.server.shared)
     assert_same(found.averages, expected.averages)
     assert found.server.losses == pytest.approx(expected.server.losses, rel=1e-6)
-    model = Model(found.round, found.server.shared, found.averages)
+    model = Model(found.round, found.server.shared, found.averages, find_state(found, 2))
     beside = finish(terms, [(member.summarize(model), member.rows) for member in members])
     theirs = conclude(method, work.run, expected)
     for a, b in zip(tree.flatten(beside).values(), tree.flatten(theirs).values(), strict=True):

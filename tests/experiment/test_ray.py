@@ -348,7 +348,7 @@ def test_a_stopped_run_is_continued_without_ray(small, monkeypatch):
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        process_group=0,
+        start_new_session=True,
         env=os.environ | {"PYTHONFAULTHANDLER": "1"},
     )
     try:

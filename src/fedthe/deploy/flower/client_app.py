@@ -1,7 +1,8 @@
 """The ClientApp: one message, one piece of work. Data and personal state are where the node's own config says.
 
 Keys of the node config: `partition-id` (the client's number), `data` (its folder or npz file), `state` (the folder of
-its personal state and bundle), `threads`, `device`, and `secure` (only runs with secure aggregation).
+its personal state and bundle), `threads`, `device`, `secure` (only runs with secure aggregation), and `anew` (begin
+again if the personal state is missing).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from ... import store
+from ...engine.server import Diverged
 from ...errors import Failed, InputError
 from . import messages, secure
 from .member import Member, Model, join
@@ -38,7 +41,7 @@ def handle(work: Handler) -> Callable[[Message, Context], Message]:
         except (InputError, Failed) as error:
             if secure.is_masked(message):  # SecAgg+ leaves out a client that fails
                 raise
-            return messages.refuse(message, error)
+            return messages.refuse(message, error.fault if isinstance(error, Diverged) else error)
 
     return handler
 
@@ -58,14 +61,19 @@ def open_member(terms: Terms, node: Mapping[str, Value]) -> Member:
     torch.set_num_threads(threads)
     folder = Path(str(node["state"])) if "state" in node else store.home() / "clients" / str(number)
     data = Path(str(node["data"])) if "data" in node else None
-    return join(terms, number, folder.absolute(), data, str(node.get("device", "cpu")))
+    return join(terms, number, folder.absolute(), data, str(node.get("device", "cpu")), bool(node.get("anew")))
 
 
 def read_model(message: Message, member: Member) -> Model:
-    number = message.content.config_records[messages.CONFIG]["round"]
+    config = message.content.config_records[messages.CONFIG]
+    number, state = config["round"], config["state"]
     assert isinstance(number, int)
-    leaves = {name: leaf.to(member.device) for name, leaf in messages.take_arrays(message.content).items()}
-    return take_leaves(leaves, number)
+    assert isinstance(state, int)
+    return take_leaves(read_leaves(message, messages.ARRAYS, member), number, state)
+
+
+def read_leaves(message: Message, name: str, member: Member) -> dict[str, Tensor]:
+    return {leaf: each.to(member.device) for leaf, each in messages.take_arrays(message.content, name).items()}
 
 
 @app.query()
@@ -102,7 +110,7 @@ def summarize(message: Message, member: Member, began: float) -> Message:
 def evaluate(message: Message, member: Member, began: float) -> Message:
     """The accuracy of the client's own model on its own test split; after the last round, also its bundle."""
     model = read_model(message, member)
-    beside = take_leaves(messages.take_arrays(message.content, messages.BESIDE), model.round).shared
+    beside = take_leaves(read_leaves(message, messages.BESIDE, member), model.round).shared
     mine = member.deploy(model, beside)
     accuracy, samples = member.rate(mine)
     if message.content.config_records[messages.CONFIG]["export"]:

@@ -27,6 +27,7 @@ from ...engine.visit import Progress
 from ...errors import InputError, code_of_a_method
 from ...foreign import show_path
 from ...store import content_hash
+from ...text import flatten
 from ...tree import Tree
 from ...types import Shard
 from ..bundle import Bundle, strip, write_bundle
@@ -35,7 +36,7 @@ from ..export import finish_bundle
 from ..join import read_rows
 from .terms import Terms
 
-KEPT = 2  # states: of the last round, and of the one before, for a server that went back to it
+KEPT = 2  # states besides the newest: the one that it began with, and the one before, for a server that goes back
 
 
 class Model(NamedTuple):
@@ -44,6 +45,7 @@ class Model(NamedTuple):
     round: int
     shared: Tree
     averages: Tree
+    state: int = 0  # the last round that the client was part of, whose state counts; 0: none yet
 
 
 class Contribution(NamedTuple):
@@ -70,6 +72,7 @@ class Member:
     folder: Path  # of its personal state
     holding: Holding
     device: torch.device = torch.device("cpu")
+    anew: bool = False  # begin again where the state is missing
 
     @property
     def shard(self) -> Shard:
@@ -84,7 +87,7 @@ class Member:
         terms, first = self.terms, self._start()
         training = terms.method.training
         fits = make_fits(training.net, terms.settings, terms.seed, model.round, self.number, terms.clients, self.shard)
-        received = Received(model.averages, self._load(model.round, first))
+        received = Received(model.averages, self._load(model.state, first))
         with code_of_a_method():
             done = work([training], fits, model.shared, [received], self.shard)
         (kept,), (averages,) = done.kept, done.averages
@@ -94,7 +97,7 @@ class Member:
         (found,) = find_faults(named, done.loss.detach().reshape(1))
         if fault or found:
             raise Diverged(model.round, self.number, f"the state's {fault}" if fault else str(found))
-        self._save(model.round + 1, kept, first)
+        self._save(model.round + 1, model.state, kept)
         return Contribution(done.upload, averages, self.rows, float(done.loss))
 
     def summarize(self, model: Model) -> Tree:
@@ -106,7 +109,7 @@ class Member:
         """The client's own model of what the server has."""
         terms, method = self.terms, self.terms.method
         fits = make_fits(method.net, terms.settings, terms.seed, model.round, self.number, terms.clients, self.shard)
-        received = Received(model.averages, self._load(model.round, self._start()))
+        received = Received(model.averages, self._load(model.state, self._start()))
         with code_of_a_method():
             made, loss = deploy(method, fits.personal, model.shared, received, self.shard)
         (fault,) = find_faults([(f"the state's {n}", leaf[None]) for n, leaf in _flatten(made)], loss.reshape(1))
@@ -142,6 +145,7 @@ class Member:
             begun, tree.map_leaves(torch.Tensor.cpu, mine), Shard(*(part.cpu() for part in self.shard))
         )
         place = self.folder / "bundle"
+        store.sweep(place)
         write_bundle(made, place, write_card(made))
         return place
 
@@ -158,42 +162,49 @@ class Member:
             return training.start(training.net.init(self.terms.seed)).mine
 
     def _load(self, round: int, first: Tree) -> Tree:
-        """What it kept before this round: after its last one, whichever that was."""
-        before = [number for number in self._list() if number <= round]
-        if not before:
+        """What it kept after this round. A state of a round that the server left it out of does not count."""
+        path = self._path(round)
+        if round == 0 or (self.anew and not path.exists()):
             return tree.map_leaves(lambda leaf: leaf.to(self.device), first)
-        path = self._path(max(before))
         found = records.load_progress(path, self.device)
-        if found is None or tree.find_fault(tree.flatten(first), tree.flatten(found.clients[0])):
-            raise InputError(f"{show_path(path)} does not fit the method; delete it to begin anew.")
-        return found.clients[0]
+        if found is None:
+            raise InputError(
+                f"{show_path(path)}, the client's state after round {round}, is missing; put it back, or start the "
+                "node with anew=true to begin again."
+            )
+        if tree.find_fault(tree.flatten(first), tree.flatten(found.server.shared)):
+            raise InputError(f"{show_path(path)} does not fit the method; start the node with another `state` folder.")
+        return found.server.shared
 
-    def _save(self, round: int, kept: Tree, first: Tree) -> None:
-        store.make_folder(self.folder)
-        clients = Clients.start(tree.map_leaves(torch.Tensor.cpu, first), 1)
-        rows = {name: leaf.detach().cpu()[None] for name, leaf in _flatten(kept)}
-        records.save_progress(self._path(round), Progress(Server(round, {}), {}, clients.put([0], rows, round - 1)))
-        past = [number for number in self._list() if number <= round]
-        for number in set(self._list()) - set(sorted(past)[-KEPT:]):  # those of a later round are of another past
+    def _save(self, round: int, before: int, kept: Tree) -> None:
+        """before: the round whose state it began with."""
+        path = self._path(round)
+        store.sweep(path)
+        records.save_progress(path, Progress(Server(round, kept), {}, Clients.start({}, 1)))
+        store.sync_folder(self.folder)
+        states = self._list()
+        for number in states - {round, *sorted(each for each in states if each <= before)[-KEPT:]}:
             records.delete_progress(self._path(number))
 
     def _path(self, round: int) -> Path:
         return self.folder / f"{self.terms.id}-{round}.safetensors"
 
-    def _list(self) -> list[int]:
+    def _list(self) -> set[int]:
         """The rounds after which there is a state."""
         names = re.compile(rf"{self.terms.id}-(\d{{1,9}})\.safetensors")
         found = self.folder.iterdir() if self.folder.is_dir() else []
-        return [int(match[1]) for each in found if (match := names.fullmatch(each.name))]
+        return {int(match[1]) for each in found if (match := names.fullmatch(each.name))}
 
 
-def join(terms: Terms, number: int, folder: Path, data: Path | None = None, device: str = "cpu") -> Member:
+def join(
+    terms: Terms, number: int, folder: Path, data: Path | None = None, device: str = "cpu", anew: bool = False
+) -> Member:
     """data: a folder with a folder per class, an npz file with images and labels, or a federation that was saved."""
     if not 0 <= number < terms.clients:
         raise InputError(f"there is no client {number}; the run has {terms.clients}, from 0 on.")
     if terms.federation is not None and data is not None:
         raise InputError("the run deals its own dataset to clients; leave `data` out, or set dataset=own.")
-    where = torch.device(device)
+    where = _find_device(device)
     if terms.federation is not None:
         held = _take_holding(terms.federation, number)
     elif data is not None:
@@ -201,7 +212,14 @@ def join(terms: Terms, number: int, folder: Path, data: Path | None = None, devi
     else:
         raise InputError("the run expects clients to bring their data; name a folder or a file as `data`.")
     shard = Shard(*(part.to(where) for part in held.shard))
-    return Member(terms, number, folder, held._replace(shard=shard), where)
+    return Member(terms, number, folder, held._replace(shard=shard), where, anew)
+
+
+def _find_device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch has no such device, or this machine
+        raise InputError(f"device={name} cannot be used on this node ({flatten(error, 200)}).") from None
 
 
 def _take_holding(federation: Federation, number: int) -> Holding:

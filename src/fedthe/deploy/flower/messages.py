@@ -77,11 +77,17 @@ def reply(message: Message, numbers: Mapping[str, float | int], leaves: Mapping[
 
 def is_lost(message: Message) -> bool:
     """Whether Flower answers in place of a node, because the node or the message is gone."""
-    return _has_error(message, LOST)
+    return message.has_error() and message.error.code in LOST
 
 
-def _has_error(message: Message, codes: Sequence[int]) -> bool:
-    return message.has_error() and message.error.code in codes
+def say_silence(timeout: float) -> str:
+    return f"no answer within {timeout:g} seconds"
+
+
+def has_expired(asked: Message, reply: Message) -> bool:
+    """Whether Flower answers because the time to answer is over, by this machine's clock, too."""
+    unavailable = reply.has_error() and reply.error.code in EXPIRED
+    return unavailable and asked.metadata.created_at + asked.metadata.ttl <= time.time()
 
 
 def read_fault(message: Message) -> str | None:
@@ -94,7 +100,7 @@ def read_fault(message: Message) -> str | None:
 
 def read_number(message: Message, name: str) -> float:
     """A metric of a reply; NaN where it is missing or no number."""
-    metrics = message.content.metric_records.get(METRICS)
+    metrics = message.content.metric_records.get(METRICS) if message.has_content() else None
     return as_number(None if metrics is None else metrics.get(name))
 
 
@@ -143,16 +149,19 @@ class Mail:
         A message expires after `timeout`, too. If Flower says so before our own clock does, that is no reply either.
         """
         waiting, replies, began = self.post(asked), dict[int, Message](), time.monotonic()
-        while waiting and time.monotonic() < began + timeout:
+        while waiting:
+            spent = time.monotonic() - began
             for id, reply in self.pull(waiting).items():
-                node = waiting.pop(id).metadata.dst_node_id
-                if not _has_error(reply, EXPIRED):
-                    replies[node] = reply
+                message = waiting.pop(id)
+                if not has_expired(message, reply):
+                    replies[message.metadata.dst_node_id] = reply
+            if spent >= timeout:  # a last look at the end
+                break
             if waiting:  # every look costs the SuperLink time for every message
-                time.sleep(max(POLL, PATIENCE * (time.monotonic() - began)))
+                time.sleep(min(max(POLL, PATIENCE * spent), timeout - spent))
         return replies
 
 
-def address(nodes: Iterable[int], kind: str, round: int, records: RecordDict, timeout: float) -> list[Message]:
-    """The same message to several nodes."""
-    return [Message(records, node, kind, group_id=str(round), ttl=timeout) for node in nodes]
+def address(contents: Mapping[int, RecordDict], kind: str, round: int, timeout: float) -> list[Message]:
+    """A message to each node."""
+    return [Message(records, node, kind, group_id=str(round), ttl=timeout) for node, records in contents.items()]

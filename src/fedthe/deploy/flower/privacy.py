@@ -54,19 +54,20 @@ def average(before: Mapping[str, Tensor], sent: Sequence[Mapping[str, Tensor]], 
     arrays, _ = private.aggregate_train(1, replies)
     if arrays is None:
         raise RuntimeError("Flower aggregated nothing.")
-    return {name: torch.from_numpy(arrays[name].numpy().copy()).to(leaf.dtype) for name, leaf in before.items()}
+    noised = {name: torch.from_numpy(arrays[name].numpy().copy()) for name in before}
+    return {name: noised[name].to(leaf.dtype).reshape(leaf.shape) for name, leaf in before.items()}
 
 
 def _make_arrays(leaves: Mapping[str, Tensor]) -> ArrayRecord:
-    """As Flower's strategies expect them, one array a leaf."""
-    return ArrayRecord({name: Array(leaf.detach().cpu().contiguous().numpy()) for name, leaf in leaves.items()})
+    """As Flower's strategies expect them, one array a leaf. Vectors: Flower's clipping leaves numbers as they are."""
+    return ArrayRecord({name: Array(leaf.detach().cpu().reshape(-1).numpy()) for name, leaf in leaves.items()})
 
 
 def _make_reply(before: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Message:
     """As Flower's strategies expect it, with leaves in the order of `before`."""
     length = math.sqrt(sum(float((leaves[name] - leaf).double().square().sum()) for name, leaf in before.items()))
     if length < SHORTEST:  # Flower divides by the length: it must not be zero, not even after its square is rounded
-        leaves = {name: leaf.nextafter(torch.full_like(leaf, math.inf)) for name, leaf in before.items()}
+        leaves = {n: torch.maximum(leaf + SHORTEST, leaf.nextafter(leaf + 1)) for n, leaf in before.items()}
     arrays = _make_arrays({name: leaves[name] for name in before})
     content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: MetricRecord({WEIGHT: 1.0})})
     return Message(content, 1, messages.TRAIN)

@@ -46,11 +46,11 @@ class Judged(NamedTuple):
 
 
 def start(terms: Terms) -> Progress:
-    """The server before the first round. What clients keep is not here."""
+    """The server before the first round. What clients keep is not here, only since which round they keep it."""
     training = terms.method.training
     with code_of_a_method():
         shared, averages, _ = training.start(training.net.init(terms.seed))
-    return Progress(Server(0, shared), averages, Clients.start({}, 1))
+    return Progress(Server(0, shared), averages, Clients.start({}, terms.clients))
 
 
 def name_leaves(shared: Tree, averages: Tree) -> dict[str, Tensor]:
@@ -58,25 +58,25 @@ def name_leaves(shared: Tree, averages: Tree) -> dict[str, Tensor]:
     return tree.flatten({SHARED: shared, AVERAGES: averages})
 
 
-def take_leaves(leaves: Mapping[str, Tensor], round: int) -> Model:
+def take_leaves(leaves: Mapping[str, Tensor], round: int, state: int = 0) -> Model:
     both = tree.unflatten(leaves)
-    return Model(round, both.get(SHARED, {}), both.get(AVERAGES, {}))
+    return Model(round, both.get(SHARED, {}), both.get(AVERAGES, {}), state)
+
+
+def find_state(progress: Progress, client: int) -> int:
+    """The last round that a client was part of; 0 if there is none."""
+    return int(progress.clients.rounds[client]) + 1
 
 
 def check_mean(terms: Terms, what: str) -> None:
     """Refuse methods and rules that look at single uploads, where there is only their mean."""
     rounds, who = terms.method.rounds, clean(terms.name)
     if terms.settings.defense != Defense():
-        raise InputError(f"{what} leaves no single uploads to guard against; leave aggregation and clip out.")
+        raise InputError(f"{what} works with the plain mean only; leave aggregation and clip out.")
     if type(rounds).aggregate is not Rounds.aggregate and not rounds.mean_is_enough:
-        raise InputError(f"{what} gives the server the mean of uploads, and {who} aggregates single ones.")
-    if sends_summary(terms):
+        raise InputError(f"{what} works with methods whose server takes the mean; {who} needs each upload.")
+    if expect_summary(terms):
         raise InputError(f"{what} does not cover the summary that clients of {who} send after the last round.")
-
-
-def sends_summary(terms: Terms) -> bool:
-    """Whether clients send something after the last round."""
-    return bool(expect_summary(terms))
 
 
 def expect_summary(terms: Terms) -> dict[str, Tensor]:
@@ -137,7 +137,8 @@ def finish_round(terms: Terms, progress: Progress, judged: Judged) -> Progress:
     sent = Sent(stacked.get(SHARED, {}), [stacked.get(AVERAGES, {})])
     rounds, defense = terms.method.rounds, terms.settings.defense
     shared, (averages,) = aggregate(rounds, defense, news, [progress.averages], sent, weights)
-    return Progress(replace(news, round=server.round + 1, shared=shared), averages, progress.clients)
+    clients = progress.clients.put([reply.client for reply in good], {}, server.round)
+    return Progress(replace(news, round=server.round + 1, shared=shared), averages, clients)
 
 
 def finish(terms: Terms, summaries: Sequence[tuple[Tree, int]]) -> Tree:

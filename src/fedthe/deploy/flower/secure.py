@@ -21,30 +21,43 @@ from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 from flwr.server import LegacyContext
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from ...engine.server import LARGEST
-from ...text import flatten
+from ...text import count, flatten
 from . import messages
 from .member import Member, Model
-from .rounds import name_leaves, start, take_leaves
+from .rounds import name_leaves, say_rows, start, take_leaves
 
 MOST_SHARES = 31  # of a client's keys; with more clients, each shares with its neighbours only
 THRESHOLD = 2 / 3  # of the shares, which restore a key
-MOST_ROWS = 1e12  # that are shown of a client
 MOST_CLIENTS = 1000  # of a round: sums of 2**22 steps must stay below 2**32
 Call = Callable[[Message, Context], Message]
+
+
+class Asked(NamedTuple):
+    """What the server sends in a round."""
+
+    leaves: Mapping[str, Tensor]
+    round: int
+    states: Mapping[int, int]  # by node: the last round that its client was part of
+    most: int  # the rows that a client may count with
+    fewest: int  # clients whose sum is unmasked
 
 
 class Masked(NamedTuple):
     """What the server learns in a round."""
 
-    leaves: dict[str, Tensor]  # the weighted mean
-    rows: dict[int, float]  # by node that is in it
-    losses: dict[int, float]
+    mean: dict[str, Tensor] | None  # weighted; None: nothing was unmasked
+    why: str  # there is no mean
+    losses: dict[int, float]  # by node that is in the mean
     seconds: list[float]
     bytes: dict[str, int]  # of all stages, down to each client and up from it
     faults: dict[int, str]  # by node that failed: why
+    gone: set[int]  # nodes that gave no answer
+    wrong: set[int]  # nodes that claim rows that they cannot have
 
 
 # ---- a client
@@ -66,22 +79,31 @@ def is_masked(message: Message) -> bool:
 
 def read_model(message: Message, member: Member) -> Model:
     arrays = message.content.array_records["fitins.parameters"].to_numpy_ndarrays()
-    number = message.content.config_records["fitins.config"]["round"]
-    assert isinstance(number, int)
     first = start(member.terms)
     leaves = _name_arrays(arrays, name_leaves(first.server.shared, first.averages))
-    return take_leaves({name: leaf.to(member.device) for name, leaf in leaves.items()}, number)
+    placed = {name: leaf.to(member.device) for name, leaf in leaves.items()}
+    return take_leaves(placed, _read_config(message, "round"), _read_config(message, "state"))
+
+
+def _read_config(message: Message, name: str) -> int:
+    value = message.content.config_records["fitins.config"][name]
+    assert isinstance(value, int)
+    return value
 
 
 def reply(
     message: Message, numbers: Mapping[str, float | int], leaves: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> Message:
-    """The change of leaves, as the mod expects it. The numbers travel as they are."""
+    """The change of leaves, as the mod expects it. The numbers travel as they are.
+
+    The mod multiplies the change by rows / most, and cuts what is too large then: more rows would spoil the sum.
+    """
+    weight = min(int(numbers["rows"]), _read_config(message, "most"))
     changes = [np.atleast_1d((leaves[name] - before[name]).cpu().numpy()) for name in sorted(before)]
     rest: dict[str, ConfigRecordValues] = {name: number for name, number in numbers.items() if name != "rows"}
     records: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         "fitres.parameters": ArrayRecord(changes),
-        "fitres.num_examples": MetricRecord({"num_examples": int(numbers["rows"])}),
+        "fitres.num_examples": MetricRecord({"num_examples": weight}),
         "fitres.metrics": ConfigRecord(rest),
         "fitres.status": ConfigRecord({"code": 0, "message": ""}),
     }
@@ -91,53 +113,52 @@ def reply(
 # ---- the server
 
 
-def collect(
-    mail: messages.Mail,
-    context: Context,
-    nodes: Sequence[int],
-    sent: Mapping[str, Tensor],
-    round: int,
-    rows: float,
-    limit: float,
-) -> Masked | str:
-    """A round of SecAgg+ with these nodes; or why it came to nothing. rows: what weights are relative to."""
-    if not 2 <= len(nodes) <= MOST_CLIENTS:
-        return f"{len(nodes)} clients are there, and secure aggregation takes 2 to {MOST_CLIENTS}"
-    caught = _Catch(nodes, round)
+def collect(mail: messages.Mail, context: Context, asked: Asked, limit: float) -> Masked:
+    """A round of SecAgg+ with the nodes that are asked."""
+    counted, caught, why = _Exchange(mail, limit), _Catch(asked), ""
+    workflow = _Workflow(asked, limit)
+    if not 2 <= len(asked.states) <= MOST_CLIENTS:
+        why = f"{count(len(asked.states), 'client')} can be reached; secure aggregation takes 2 to {MOST_CLIENTS}"
+    else:
+        try:
+            _run(workflow, counted, caught, context)
+        except Exception as error:  # whatever it makes of what clients sent
+            why = f"secure aggregation failed: {flatten(error, 300)}"
+    told = {node: result.metrics for node, result in caught.results.items()}
+    return Masked(
+        None if caught.changes is None else _add(asked.leaves, caught.changes),
+        why or "too few clients completed secure aggregation",
+        {node: _bound_loss(metrics.get("loss")) for node, metrics in told.items()},
+        [messages.as_number(metrics.get("seconds")) for metrics in told.values()],
+        {way: total // max(1, len(asked.states)) for way, total in counted.bytes.items()},
+        counted.faults | {node: say_rows(rows, asked.most) for node, rows in workflow.wrong.items()},
+        counted.gone,
+        set(workflow.wrong),
+    )
+
+
+def _run(workflow: _Workflow, counted: _Exchange, caught: _Catch, context: Context) -> None:
+    asked = workflow.asked
     legacy = LegacyContext(
         context=Context(context.run_id, context.node_id, {}, RecordDict(), {}),
         strategy=caught,  # type: ignore[arg-type]  # it has what the workflow calls
-        client_manager=SimpleNamespace(num_available=lambda: len(nodes)),  # type: ignore[arg-type]
+        client_manager=SimpleNamespace(num_available=lambda: len(asked.states)),  # type: ignore[arg-type]
     )
-    legacy.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: round + 1})
-    arrays = [np.atleast_1d(sent[name].cpu().numpy()) for name in sorted(sent)]
+    legacy.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: asked.round + 1})
+    arrays = [np.atleast_1d(asked.leaves[name].cpu().numpy()) for name in sorted(asked.leaves)]
     legacy.state.array_records[MAIN_PARAMS_RECORD] = parameters_to_arrayrecord(ndarrays_to_parameters(arrays), True)
-    shares = 1.0 if len(nodes) <= MOST_SHARES else MOST_SHARES
-    workflow = SecAggPlusWorkflow(shares, THRESHOLD, max_weight=float(rows), timeout=limit)
-    counted = _Exchange(mail)
-    try:
-        workflow(counted, legacy)  # type: ignore[arg-type]  # a grid that polls as we do
-        if caught.mean is None:
-            return "too few clients went through with secure aggregation"
-        changes = _name_arrays(parameters_to_ndarrays(caught.mean), sent)
-    except Exception as error:  # whatever it makes of what clients sent
-        return f"secure aggregation failed: {flatten(error, 300)}"
-    leaves = {name: (leaf.double() + changes[name].double().cpu()).to(leaf.dtype) for name, leaf in sent.items()}
-    told = {node: result.metrics for node, result in caught.results.items()}
-    return Masked(
-        leaves,
-        {node: _bound(result.num_examples, MOST_ROWS) for node, result in caught.results.items()},
-        {node: _bound(metrics.get("loss"), LARGEST) for node, metrics in told.items()},
-        [messages.as_number(metrics.get("seconds")) for metrics in told.values()],
-        {way: count // len(nodes) for way, count in counted.bytes.items()},
-        counted.faults,
-    )
+    workflow(counted, legacy)  # type: ignore[arg-type]  # a grid that polls as we do
 
 
-def _bound(value: object, most: float) -> float:
-    """A number that a client claims; 0 for one that cannot be."""
+def _add(before: Mapping[str, Tensor], changes: Parameters) -> dict[str, Tensor]:
+    named = _name_arrays(parameters_to_ndarrays(changes), before)
+    return {name: (leaf.double().cpu() + named[name].double()).to(leaf.dtype) for name, leaf in before.items()}
+
+
+def _bound_loss(value: object) -> float:
+    """What a client claims; 0 for what cannot be."""
     number = messages.as_number(value)
-    return number if abs(number) <= most else 0.0
+    return number if abs(number) <= LARGEST else 0.0
 
 
 def _name_arrays(arrays: Sequence[np.ndarray], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,31 +169,55 @@ def _name_arrays(arrays: Sequence[np.ndarray], like: Mapping[str, Tensor]) -> di
 class _Catch:
     """In place of a strategy: it hands the workflow its nodes, and catches what comes of it."""
 
-    def __init__(self, nodes: Sequence[int], round: int) -> None:
-        self.nodes, self.round = nodes, round
-        self.mean: Parameters | None = None
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self.changes: Parameters | None = None
         self.results: dict[int, FitRes] = {}
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: object) -> list[Any]:
-        return [(SimpleNamespace(node_id=node), FitIns(parameters, {"round": self.round})) for node in self.nodes]
+        asked = self.asked
+        how = {node: {"round": asked.round, "state": s, "most": asked.most} for node, s in asked.states.items()}
+        return [(SimpleNamespace(node_id=node), FitIns(parameters, {**config})) for node, config in how.items()]
 
     def aggregate_fit(self, server_round: int, results: list[Any], failures: object) -> tuple[Parameters | None, Any]:
         self.results = {proxy.node_id: result for proxy, result in results}
-        self.mean = results[0][1].parameters if results else None
-        return self.mean, {}
+        self.changes = results[0][1].parameters if results else None
+        return self.changes, {}
+
+
+class _Workflow(SecAggPlusWorkflow):
+    """It unmasks a sum only if the round can be finished with it.
+
+    A round whose sum was unmasked must not be tried again: the difference of two sums is the upload of a client.
+    """
+
+    def __init__(self, asked: Asked, limit: float) -> None:
+        shares = 1.0 if len(asked.states) <= MOST_SHARES else MOST_SHARES
+        super().__init__(shares, THRESHOLD, max_weight=float(asked.most), timeout=limit)
+        self.asked = asked
+        self.wrong: dict[int, int] = {}  # by node: rows that it claims, if that cannot be
+
+    def unmask_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
+        claims = {proxy.node_id: result.num_examples for proxy, result in state.legacy_results}
+        self.wrong = {node: rows for node, rows in claims.items() if not 1 <= rows <= self.asked.most}
+        return not self.wrong and len(claims) >= self.asked.fewest and super().unmask_stage(grid, context, state)
 
 
 class _Exchange:
-    """A grid that looks for replies as often as we do, and counts bytes."""
+    """A grid that looks for replies as often as we do, counts bytes, and notes who fails."""
 
-    def __init__(self, mail: messages.Mail) -> None:
-        self.mail, self.bytes = mail, {"down": 0, "up": 0}
+    def __init__(self, mail: messages.Mail, limit: float) -> None:
+        self.mail, self.limit, self.bytes = mail, limit, {"down": 0, "up": 0}
         self.faults: dict[int, str] = {}
+        self.gone: set[int] = set()
 
     def send_and_receive(self, asked: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         asked = list(asked)
         self.bytes["down"] += sum(messages.count_content(each) for each in asked)
-        replies = self.mail.exchange(asked, timeout or float("inf"))
+        replies = self.mail.exchange(asked, self.limit)
+        silent = {each.metadata.dst_node_id for each in asked} - replies.keys()
+        self.gone |= silent | {node for node, reply in replies.items() if messages.is_lost(reply)}
+        self.faults |= dict.fromkeys(silent, messages.say_silence(self.limit))
         for node, reply in replies.items():
             reply.metadata.__dict__["_src_node_id"] = node  # whatever the reply says of itself
             if reply.has_error():

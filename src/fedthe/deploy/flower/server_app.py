@@ -6,10 +6,11 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
@@ -137,10 +138,7 @@ class Coordinator:
 
     @property
     def _checkpoint(self) -> Path:
-        """A run with other noise is another run: the bound of its privacy would not hold for rounds before."""
-        noise = self.options.noise
-        more = f"-noise-{noise.multiplier:g}-{noise.clipping_norm:g}" if noise else ""
-        return self.options.folder / f"{self.terms.id}{more}.safetensors"
+        return self.options.folder / f"{self.terms.id}.safetensors"
 
     @property
     def _checkpoint_before(self) -> Path:
@@ -171,14 +169,13 @@ class Coordinator:
 
     def _greet(self, nodes: set[int]) -> None:
         """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone unnoticed."""
-        for node in sorted(nodes):
-            self.greeted |= self.mail.post(
-                messages.address([node], messages.HELLO, 0, RecordDict(), self.options.timeout)
-            )
+        hello = {node: RecordDict() for node in sorted(nodes)}
+        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, self.options.timeout))
 
     def _hear(self) -> None:
         """Take the answers of nodes that were greeted."""
-        for id, reply in self.mail.pull(self.greeted).items():
+        replies = self.mail.pull(self.greeted)
+        for id, reply in replies.items():
             node = self.greeted.pop(id).metadata.dst_node_id
             if messages.is_lost(reply):  # with a key, the same node may come back
                 continue
@@ -194,6 +191,7 @@ class Coordinator:
             self.rows[int(client)] = int(rows)
             self.nodes[int(client)] = node
             self.status.of(int(client)).node = str(node)
+        if replies:
             self._say(self.status.doing)
 
     def _judge(self, reply: Message, client: float, rows: float) -> str | None:
@@ -203,7 +201,7 @@ class Coordinator:
         if client not in range(self.terms.clients):
             return f"it says that it is client {client:g}"
         if messages.read_number(reply, "terms") != int(self.terms.id[:12], 16):
-            return "its settings or its data are not those of the server; both need the same version of the package"
+            return "its settings or data differ from the server's; check that both run the same version of fedthe"
         if not 1 <= rows <= self.options.most_rows:
             return rounds.say_rows(rows, self.options.most_rows)
         return None
@@ -214,27 +212,31 @@ class Coordinator:
         number, terms = progress.round, self.terms
         wanted = sample_clients(terms.clients, terms.settings.participation, terms.seed, number)
         fewest = min(self.options.fewest, len(wanted))
-        sent = rounds.name_leaves(progress.server.shared, progress.averages)
+        self.refused.clear()  # what a node was refused for may be mended
         for attempt in range(ATTEMPTS):
             began = time.perf_counter()
             self._say(f"round {number + 1}")
             nodes = self._find_nodes(wanted)
             found = time.perf_counter()
             absent = [Reply(k, {}, 0, 0, "its node is not there") for k in wanted if k not in nodes]
-            train = self._train_masked if self.options.secure else self._train
-            judged, work, size = train(progress, nodes, sent, absent)
+            if self.options.secure:
+                judged, work, size = self._train_masked(progress, nodes, absent, fewest)
+            else:
+                judged, work, size = self._train(progress, nodes, absent)
             trained = time.perf_counter()
             for client, fault in judged.faults.items():
                 self.status.of(client).fault = f"round {number + 1}: {fault}"
                 print(f"round {number + 1}: client {client} is left out: {fault}", flush=True)
             if len(judged.good) >= fewest:
                 break
-            print(f"round {number + 1}: {len(judged.good)} of {fewest} clients, attempt {attempt + 1}", flush=True)
+            found_clients = f"{len(judged.good)} clients can be used, and {fewest} are needed"
+            print(f"round {number + 1}, attempt {attempt + 1} of {ATTEMPTS}: {found_clients}", flush=True)
         else:
             found_clients = count(len(judged.good), "client")
             raise Failed(f"only {found_clients} can be used in round {number + 1}, and {fewest} are needed")
         if self.options.noise:
-            noised = privacy.average(sent, [reply.leaves for reply in judged.good], self.options.noise)
+            before = rounds.name_leaves(progress.server.shared, progress.averages)
+            noised = privacy.average(before, [reply.leaves for reply in judged.good], self.options.noise)
             judged = judged._replace(mean=noised)
         progress = rounds.finish_round(terms, progress, judged)
         merged = time.perf_counter()
@@ -261,14 +263,10 @@ class Coordinator:
         print(f"round {number + 1}: loss {loss:.4f}, {len(good)} of {len(wanted)} clients", flush=True)
         return progress
 
-    def _train(
-        self, progress: Progress, nodes: Mapping[int, int], sent: Mapping[str, Tensor], absent: list[Reply]
-    ) -> Trained:
-        content = RecordDict(
-            {messages.ARRAYS: messages.pack(sent), messages.CONFIG: ConfigRecord({"round": progress.round})}
-        )
+    def _train(self, progress: Progress, nodes: Mapping[int, int], absent: list[Reply]) -> Trained:
+        sent = rounds.name_leaves(progress.server.shared, progress.averages)
         replies, work = list(absent), []
-        for client, answer in self._ask(nodes, messages.TRAIN, progress.round + 1, content).items():
+        for client, answer in self._ask(nodes, messages.TRAIN, progress, progress.round + 1).items():
             if answer is None or messages.is_lost(answer):
                 self.nodes.pop(client, None)  # until it answers again
             leaves, fault = self._read_leaves(answer)
@@ -281,31 +279,38 @@ class Coordinator:
         judged, size = rounds.judge(progress, replies, self.options.most_rows), tree.count_bytes(sent)
         return Trained(judged, work, {"down": size, "up": size})
 
-    def _train_masked(
-        self, progress: Progress, nodes: Mapping[int, int], sent: Mapping[str, Tensor], absent: list[Reply]
-    ) -> Trained:
+    def _train_masked(self, progress: Progress, nodes: Mapping[int, int], absent: list[Reply], fewest: int) -> Trained:
         """The same by secure aggregation. The round covers every client that stays, or fails as a whole."""
         claims = [self.rows[client] for client in nodes] or [1]
-        most = min(max(claims), MOST_WEIGHT * statistics.median(claims))  # uploads are rounded in steps of it
+        # uploads are rounded in steps of the largest weight, so one client must not make it large
+        most = int(min(max(claims), MOST_WEIGHT * statistics.median(claims)))
+        sent = rounds.name_leaves(progress.server.shared, progress.averages)
+        states = {node: rounds.find_state(progress, client) for client, node in nodes.items()}
+        asked = secure.Asked(sent, progress.round, states, most, fewest)
+        found = secure.collect(self.mail, self.context, asked, self.options.timeout)
         faults = {reply.client: str(reply.fault) for reply in absent}
-        found = secure.collect(
-            self.mail, self.context, list(nodes.values()), sent, progress.round, most, self.options.timeout
-        )
-        if isinstance(found, str):
-            return Trained(Judged([], faults | dict.fromkeys(nodes, found)), [], {})
-        gone = [client for client, node in nodes.items() if node not in found.rows]
-        faults |= {client: found.faults.get(nodes[client], "no masked upload") for client in gone}
+        for client, node in nodes.items():
+            if node in found.gone | found.wrong:
+                self.nodes.pop(client, None)  # until it answers again
+            if node in found.wrong:
+                self.refused.add(node)  # in this round
+            if node not in found.losses:
+                faults[client] = found.faults.get(node, found.why or "no masked upload")
+        if found.mean is None:
+            return Trained(Judged([], faults), [], {})
+        if fault := rounds.find_fault(sent, Reply(-1, found.mean, 1, 0.0), 1):
+            # trying again could unmask other clients, and the difference of two sums is an upload
+            raise Failed(
+                f"the mean of round {progress.round + 1} cannot be used: {fault}; masks hide whose fault it is"
+            )
         # rows and losses are only shown: the weight of an upload is hidden in it
-        held = [Reply(k, {}, found.rows[node], found.losses[node]) for k, node in nodes.items() if k not in gone]
-        fault = rounds.find_fault(sent, Reply(-1, found.leaves, 1, 0.0), 1)
-        if fault:
-            return Trained(Judged([], faults | dict.fromkeys([k for k, *_ in held], f"the mean: {fault}")), [], {})
-        return Trained(Judged(held, faults, found.leaves), messages.keep_finite(found.seconds), found.bytes)
+        held = [Reply(k, {}, self.rows[k], found.losses[node]) for k, node in nodes.items() if node in found.losses]
+        return Trained(Judged(held, faults, found.mean), messages.keep_finite(found.seconds), found.bytes)
 
     def _read_leaves(self, answer: Message | None) -> tuple[dict[str, Tensor], str | None]:
         """What a client sent, or why nothing of it can be used."""
         if answer is None:
-            return {}, f"no answer within {self.options.timeout:g} seconds"
+            return {}, messages.say_silence(self.options.timeout)
         if (fault := messages.read_fault(answer)) is not None:
             return {}, fault
         try:
@@ -313,25 +318,37 @@ class Coordinator:
         except InputError as error:
             return {}, str(error)
 
-    def _ask(self, nodes: Mapping[int, int], kind: str, round: int, content: RecordDict) -> dict[int, Message | None]:
-        """The answers of clients; None of those who gave none."""
-        asked = messages.address(nodes.values(), kind, round, content, self.options.timeout)
+    def _ask(
+        self,
+        nodes: Mapping[int, int],
+        kind: str,
+        progress: Progress,
+        round: int,
+        beside: Mapping[str, ArrayRecord] | None = None,
+        **config: bool,
+    ) -> dict[int, Message | None]:
+        """Send clients the model; their answers, and None of those who gave none."""
+        model = messages.pack(rounds.name_leaves(progress.server.shared, progress.averages))
+
+        @cache  # Flower sends equal contents once
+        def make_content(state: int) -> RecordDict:
+            how = ConfigRecord({"round": progress.round, "state": state, **config})
+            return RecordDict({messages.ARRAYS: model, **(beside or {}), messages.CONFIG: how})
+
+        contents = {node: make_content(rounds.find_state(progress, client)) for client, node in nodes.items()}
+        asked = messages.address(contents, kind, round, self.options.timeout)
         replies = self.mail.exchange(asked, self.options.timeout)
         return {client: replies.get(node) for client, node in nodes.items()}
 
     def _evaluate(self, progress: Progress, beside: Tree, export: bool) -> None:
         """Every client that is there rates its own model; after the last round, it writes its bundle, too."""
         self._say("evaluating")
-        sent = rounds.name_leaves(progress.server.shared, progress.averages)
-        content = RecordDict(
-            {
-                messages.ARRAYS: messages.pack(sent),
-                messages.BESIDE: messages.pack(rounds.name_leaves(beside, {})),
-                messages.CONFIG: ConfigRecord({"round": progress.round, "export": export}),
-            }
-        )
+        for seen in self.status.seen.values():
+            seen.accuracy = None
+        more = {messages.BESIDE: messages.pack(rounds.name_leaves(beside, {}))}
         nodes = self._find_nodes(list(range(self.terms.clients)))
-        for client, answer in self._ask(nodes, messages.EVALUATE, progress.round, content).items():
+        answers = self._ask(nodes, messages.EVALUATE, progress, progress.round, more, export=export)
+        for client, answer in answers.items():
             fault = "no answer" if answer is None else messages.read_fault(answer)
             seen = self.status.of(client)
             if answer is None or fault is not None:
@@ -349,12 +366,8 @@ class Coordinator:
         expected = rounds.expect_summary(self.terms)
         if not expected:
             return {}
-        sent = rounds.name_leaves(progress.server.shared, progress.averages)
-        content = RecordDict(
-            {messages.ARRAYS: messages.pack(sent), messages.CONFIG: ConfigRecord({"round": progress.round})}
-        )
         nodes, told = self._find_nodes(list(range(self.terms.clients))), []
-        for client, answer in self._ask(nodes, messages.SUMMARIZE, progress.round, content).items():
+        for client, answer in self._ask(nodes, messages.SUMMARIZE, progress, progress.round).items():
             leaves, fault = self._read_leaves(answer)
             claimed = 0.0 if answer is None else messages.read_number(answer, "rows")
             fault = fault or rounds.find_fault(expected, Reply(client, leaves, claimed, 0.0), self.options.most_rows)

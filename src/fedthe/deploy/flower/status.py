@@ -15,6 +15,7 @@ from ...foreign import show_path
 
 FILE = "status.json"
 LARGEST = 2**26
+MOST_ROUNDS = 1000  # the last ones, which are kept
 
 
 @dataclass
@@ -61,6 +62,7 @@ class Status:
 
     def write(self, folder: Path) -> None:
         self.at = time.time()
+        self.history = self.history[-MOST_ROUNDS:]
         store.write_json(folder / FILE, asdict(self))
 
 

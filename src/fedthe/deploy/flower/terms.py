@@ -23,9 +23,15 @@ from ...store import content_hash
 from ...text import clean
 from ..bundle import Input, take_input
 
-FORMAT = 1  # part of every id; raised when a change of the code moves numbers
+FORMAT = 2  # part of every id; raised when a change of the code moves numbers
 OWN = "own"  # as dataset: each client brings data of its own
 KINDS = {"pictures": "uint8", "features": "float32", "tokens": "int64"}
+KEYS = ("methods", "seeds", "rounds", "clients", "dataset")  # of `fedthe run`, which are keys of the app
+UNUSED = (  # settings of `fedthe run` that would change nothing here
+    *("engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "curve", "keep", "out"),
+    *("tests", "streams", "samples", "severity", "frost", "natural", "unknown"),
+)
+NOISE = ("noise-multiplier", "clipping-norm")  # in the run config; they move numbers
 Value = bool | float | int | str  # of Flower's run config
 
 
@@ -40,6 +46,7 @@ class Terms:
     takes: Input
     clients: int
     federation: Federation | None  # whose data the clients of an experiment hold; None: they bring their own
+    noise: tuple[float, ...] = (0.0, 0.0)  # of differential privacy
 
     @property
     def seed(self) -> int:
@@ -55,13 +62,15 @@ class Terms:
         settings = self.settings.describe()
         del settings["rounds"], settings["tolerate"]
         data = self.federation.training_hash if self.federation else [self.classes, self.takes.dtype, self.takes.shape]
-        return content_hash(FORMAT, describe(self.method.training), settings, data, self.seed, self.clients)[:16]
+        parts = describe(self.method.training), settings, data, self.seed, self.clients, self.noise
+        return content_hash(FORMAT, *parts)[:16]
 
 
 def make_terms(given: Mapping[str, Value]) -> Terms:
     """From a run config: the keys of the app, and under `settings` any others of `fedthe run`, as KEY=VALUE words."""
     config = _read_config(given)
-    return _share_own(config, given) if config.dataset == OWN else _share_dataset(config)
+    terms = _share_own(config, given) if config.dataset == OWN else _share_dataset(config)
+    return replace(terms, noise=tuple(float(given.get(key, 0.0)) for key in NOISE))
 
 
 def _read_config(given: Mapping[str, Value]) -> Config:
@@ -69,10 +78,9 @@ def _read_config(given: Mapping[str, Value]) -> Config:
         words = shlex.split(str(given.get("settings", "")))
     except ValueError as error:
         raise InputError(f"settings cannot be read ({error}).") from None
-    for key in ("methods", "seeds", "rounds", "clients", "dataset", "unseen"):
-        if any(word.startswith(f"{key}=") for word in words):
-            hint = "a federation has no clients that join later" if key == "unseen" else "it is a key of its own"
-            raise InputError(f"settings cannot have {key}; {hint}.")
+    for key in (word.partition("=")[0].partition(".")[0] for word in words):
+        if (why := _refuse_setting(key)) is not None:
+            raise InputError(f"settings cannot have {clean(key)}; {why}.")
     own = {
         "methods": (str(given["method"]),),
         "seeds": (_read_number(given, "seed", 0),),
@@ -83,6 +91,16 @@ def _read_config(given: Mapping[str, Value]) -> Config:
         "engine": "loop",
     }
     return make_config({**read_words(words), **own})
+
+
+def _refuse_setting(key: str) -> str | None:
+    if key in KEYS:
+        return "it is a key of its own"
+    if key == "unseen":
+        return "a federation has no clients that join later"
+    if key in ("attackers", "attack"):
+        return "attacks are simulated by `fedthe run` alone"
+    return "it has no effect in a federation" if key in UNUSED else None
 
 
 def _read_number(given: Mapping[str, Value], key: str, least: int) -> int:
