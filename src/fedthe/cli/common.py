@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -18,6 +17,7 @@ from ..terminal import say
 from ..text import quote
 
 if TYPE_CHECKING:
+    import click
     from rich.progress import TaskID
     from rich.text import Text
 
@@ -40,12 +40,12 @@ Ray = Annotated[
     typer.Option(
         "--ray",
         metavar="[ADDRESS]",
-        help="Compute on Ray: on all of this machine or, with auto or HOST:PORT, on a cluster (needs the extra ray).",
+        help="Compute on Ray: on this machine, or on a cluster with auto or HOST:PORT (needs the extra ray).",
     ),
 ]
 RayCpus = Annotated[
     int | None,
-    typer.Option("--ray-cpus", min=1, help="Cores of each worker on Ray.", show_default="as fits the work"),
+    typer.Option("--ray-cpus", min=1, help="Cores of each worker on Ray.", show_default="uses all cores"),
 ]
 
 
