@@ -17,18 +17,22 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-import click
 import typer
 from typer.core import TyperGroup
 
 from .errors import Failed, InputError, is_disk_full, is_out_of_memory
 from .text import find_nearest, flatten, hide_secrets, quote
 
+if TYPE_CHECKING:
+    import click  # newer versions of typer have one of their own instead
+
 LONGEST = 2000  # characters of a sentence
 PLAIN = {"±": "+-", "…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "━": "-", "•": "*"}
 INTERRUPTED, TERMINATED, BUG = 130, 143, 70
+# What typer raises for a command line that is wrong: click's exception, or its own.
+WrongUsage: type[click.ClickException] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 class Commands(TyperGroup):
@@ -42,6 +46,12 @@ class Commands(TyperGroup):
             raise InputError(f"there is no command {quote(name)}; {find_nearest(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # newer versions of typer would exit without a word
+            raise typer.Abort from None
+
 
 def guard(app: Callable[..., Any]) -> NoReturn:
     """Run the command, and exit with its code."""
@@ -54,12 +64,12 @@ def guard(app: Callable[..., Any]) -> NoReturn:
         finally:
             if sys.stdout is not None:  # None if the caller closed it
                 sys.stdout.flush()  # now, because a failure at exit could not be reported
-    except click.ClickException as error:
+    except WrongUsage as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # older versions of click lack the class
             error.show()
             sys.exit(error.exit_code)
         refuse(say_usage(error))
-    except click.Abort:
+    except typer.Abort:
         refuse("stopped.", INTERRUPTED)
     except BrokenPipeError:  # the reader is gone, such as `head`
         forget_output()

@@ -1,6 +1,7 @@
 """The command as a person meets it: what it prints, what it refuses, what it leaves behind."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -153,3 +154,54 @@ def test_public_names_are_there_and_others_are_not():
 def test_the_command_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "fedthe", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("fedthe ")
+
+
+def test_arguments_are_explained(fedthe):
+    """Some versions of click hide the help of arguments from some versions of typer."""
+    assert "the server's folder" in " ".join(fedthe("federate", "status", "--help").out.lower().split())
+
+
+NEWER = "typer==0.29.1", "annotated-doc"  # newer than flwr allows
+WITHOUT_CLICK = """
+import sys
+sys.modules["click"] = None
+from fedthe.cli import main
+sys.argv[1:] = {words}
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def newer_typer(tmp_path_factory):
+    """What `pip install .` brings where nothing holds typer back."""
+    folder = tmp_path_factory.mktemp("typer")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *NEWER]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        assert not os.environ.get("CI"), done.stderr
+        pytest.skip("pip cannot install it here")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["federate", "status", "--help"], 0, "The server's folder"),
+        (["federate", "status", "nowhere"], 2, "fedthe: nowhere has no status.json; name the folder of"),
+        (["run", "--nonsense"], 2, "fedthe: no such option: --nonsense"),
+        (["predict"], 2, "fedthe: missing argument"),
+        (["rnu"], 2, "fedthe: there is no command 'rnu'; did you mean run?"),
+        ([], None, "Usage: fedthe"),
+    ],
+)
+def test_the_command_works_with_a_typer_that_has_no_click(newer_typer, tmp_path, words, code, says):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CLICK.format(words=words)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(newer_typer), "COLUMNS": "120"},
+    )
+    assert says in done.stdout + done.stderr
+    assert code in (None, done.returncode)
+    assert "Traceback" not in done.stderr
