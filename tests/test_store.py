@@ -36,7 +36,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     (tmp_path / "a[1]").write_text("whole")
     assert len(list(tmp_path.iterdir())) == 4
     for name in ("a[1]", "b", "none"):
-        store.sweep(tmp_path / name)
+        store.sweep(tmp_path, name)
     rest = sorted(each.name for each in tmp_path.iterdir())
     assert rest[1:] == ["a[1]"]
     assert rest[0].startswith(".other.")

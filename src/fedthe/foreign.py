@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import stat
@@ -156,6 +157,11 @@ def _list_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
             raise ValueError(f"{clean(name)!r} in it is compressed in a way that NumPy does not use")
         entries[name] = entry
     return entries
+
+
+def read_npy_header(name: str, content: bytes) -> Header:
+    """The header of the bytes of an npy file, which must match their number."""
+    return _check_header(name, io.BytesIO(content), len(content))
 
 
 def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:

@@ -89,12 +89,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def sweep(path: Path) -> None:
-    """Remove what a process that was killed while it wrote `path` has left beside it.
+def sweep(folder: Path, start: str) -> None:
+    """Remove what processes that were killed while they wrote files whose names start so have left in a folder.
 
-    Only for paths that one process at a time writes.
+    Only for files that one process at a time writes.
     """
-    for each in path.parent.glob(f".{glob.escape(path.name[:100])}.*"):
+    for each in folder.glob(f".{glob.escape(start[:100])}*"):
         if each.suffix in (".part", ".old"):
             if each.is_dir():
                 shutil.rmtree(each, ignore_errors=True)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 flwr = pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Error, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, Context, Error, MetricRecord, RecordDict  # noqa: E402
 from flwr.common.constant import ErrorCode  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
@@ -219,8 +220,40 @@ def test_a_server_goes_on_from_its_checkpoint_and_clients_from_their_states(tmp_
     path = tmp_path / "server" / f"{room.terms.id}.safetensors"
     records.save_progress(path, first)
     assert_same(room.run(), finished.progress)
-    states = sorted(each.name.partition("-")[2] for each in (tmp_path / "client-0").glob("*.safetensors"))
-    assert states == ["1.safetensors", "2.safetensors"]  # the last two
+    states = sorted(each.stem.rpartition("-")[2] for each in (tmp_path / "client-0").glob("*.safetensors"))
+    assert states == ["1", "2"]  # the last two
+
+
+def test_a_run_in_another_folder_leaves_the_states_of_this_one(tmp_path):
+    """Both have the same settings, so clients keep states of both in one folder."""
+    room = Room(tmp_path, rounds=2)
+    room.run()
+    other = Room(tmp_path, rounds=3)
+    other.config["folder"] = str(tmp_path / "elsewhere")
+    server_app.app(other, Context(1, 0, {}, RecordDict(), other.config))
+    room.config["rounds"] = 3
+    assert_same(room.run(), simulate(room.terms))
+    assert not room.progress.server.skipped
+
+
+def test_what_belongs_to_a_checkpoint_is_not_drawn_again(tmp_path):
+    room = Room(tmp_path, rounds=1)
+    room.run()
+    (origin,) = (tmp_path / "server").glob("*.origin")
+    origin.unlink()
+    room.config["rounds"] = 2
+    fails(room.run, origin.name, "missing; put it back")
+
+
+@pytest.mark.parametrize("origin", ["../../x", "", "A", "a" * 33, 3])
+def test_an_origin_is_part_of_a_file_s_name_and_nothing_else(tmp_path, finished, origin):
+    message = next(each for each in finished.sent if each.metadata.message_type == "train")
+    message = deepcopy(message)
+    message.content.config_records["config"]["origin"] = origin
+    room = Room(tmp_path)
+    answer = client_app.app(message, room.make_context(0))
+    assert "the origin of the federation cannot be read" in messages.read_fault(answer)
+    assert not (tmp_path / "client-0").exists()
 
 
 def test_a_node_that_comes_back_under_another_id_has_its_state(tmp_path, finished):
@@ -344,6 +377,29 @@ def test_wrong_summaries_are_left_out(tmp_path, capsys):
     assert "client 1 sends no summary: it claims nan training rows" in said
     assert room.status.doing == "done"
     assert all((tmp_path / f"client-{k}" / "bundle").is_dir() for k in range(CLIENTS))
+
+
+@pytest.mark.parametrize("wrong", [lambda leaf: -1e3 * leaf, lambda leaf: torch.full_like(leaf, 1e17)])
+def test_a_summary_that_nothing_can_be_made_of_is_left_out(tmp_path, capsys, wrong):
+    def spoil(client, kind, round, answer):
+        if client != 1 or kind != "query.summarize":
+            return answer
+        return change(answer, lambda leaves: {name: wrong(leaf) for name, leaf in leaves.items()})
+
+    room = Room(tmp_path, spoil, method="fedthe_regime_lda", rounds=1)
+    room.run()
+    assert "client 1 sends no summary: " in capsys.readouterr().out
+    assert all((tmp_path / f"client-{k}" / "bundle").is_dir() for k in range(CLIENTS))
+
+
+def test_without_any_summary_the_run_stops_and_can_be_continued(tmp_path):
+    room = Room(tmp_path, lambda k, kind, r, answer: None if kind == "query.summarize" else answer, timeout=1.0)
+    room.config |= {"method": "fedthe_regime_lda", "rounds": 1}
+    with pytest.raises(Failed, match="no client sent a summary that can be used"):
+        room.run()
+    room.spoil = lambda client, kind, round, answer: answer
+    room.run()
+    assert room.status.doing == "done"
 
 
 def test_claims_are_not_shown_if_they_cannot_be(tmp_path):
@@ -535,10 +591,13 @@ def test_a_federation_file_gives_each_client_its_part(tmp_path):
         ({"dataset": "own", "classes": "a,b", "shape": "3x3x3"}, "crop must be less"),
         ({"dataset": "own", "classes": "a,b", "shape": "9x9x3", "kind": "sounds"}, "kind must be"),
         ({"dataset": "own", "classes": "a,b", "shape": "32x32x3", "settings": "standardize=true"}, "standardize"),
+        ({"dataset": "own", "settings": "train_fraction=0.5"}, "train_fraction; it has no effect on data that clients"),
+        ({"dataset": "own", "settings": "feature_shift=rotation"}, "feature_shift; it has no effect"),
     ],
 )
 def test_bad_terms_are_refused_in_a_sentence(given, words):
-    fails(lambda: make_terms(read_defaults() | {"settings": QUICK} | given), words)
+    settings = "local_epochs=1" if "dataset" in given else QUICK
+    fails(lambda: make_terms(read_defaults() | {"settings": settings} | given), words)
 
 
 @pytest.mark.parametrize(

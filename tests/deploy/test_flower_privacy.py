@@ -1,6 +1,8 @@
 """Secure aggregation and differential privacy: what the server learns, and what comes of it."""
 
+import hashlib
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -8,12 +10,16 @@ import torch
 
 flwr = pytest.importorskip("flwr")
 
+from cryptography.hazmat.primitives import serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
 from flwr.app import Context, MetricRecord, RecordDict  # noqa: E402
-from flwr.common import bytes_to_ndarray  # noqa: E402
+from flwr.client.mod import secaggplus_mod  # noqa: E402
+from flwr.common import bytes_to_ndarray, ndarray_to_bytes  # noqa: E402
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage  # noqa: E402
+from flwr.server.workflow import SecAggPlusWorkflow  # noqa: E402
 
 from fedthe import tree  # noqa: E402
-from fedthe.deploy.flower import client_app, messages, privacy, rounds, server_app  # noqa: E402
+from fedthe.deploy.flower import client_app, masks, messages, privacy, rounds, server_app  # noqa: E402
 from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
 from fedthe.errors import Failed, InputError  # noqa: E402
@@ -62,6 +68,33 @@ def test_secure_aggregation_gives_the_mean_and_shows_no_upload(tmp_path, method)
         assert 2 * plain < spent["up"] < 2.1 * plain + 10_000  # sums need eight bytes where a weight has four
 
 
+def test_masks_are_those_of_shake_256(tmp_path):
+    seed, shapes = bytes(range(32)), [(1,), (3, 2), (5,)]
+    stream = hashlib.shake_256(seed).digest(4 * 12)
+    expected = [int.from_bytes(stream[i : i + 4], "little") for i in range(0, 48, 4)]
+    found = masks.draw_masks(seed, 2**32, shapes)
+    assert [each.shape for each in found] == shapes
+    assert [each.dtype for each in found] == [np.int64] * 3
+    assert [int(number) for each in found for number in each.ravel()] == expected
+    assert max(int(each.max()) for each in masks.draw_masks(seed, 2**10, [(999,)])) < 2**10
+    with pytest.raises(ValueError, match="power of 2"):
+        masks.draw_masks(seed, 1000, shapes)
+
+
+def test_every_bit_of_a_seed_counts_and_flower_draws_with_it():
+    """Flower's own generator folds the seed to 32 bits, so that all seeds can be tried."""
+    seed = bytes(range(32))
+    same_fold = seed[4:8] + seed[:4] + seed[8:]
+    for other in (same_fold, *(flip(seed, bit) for bit in range(256))):
+        assert (masks.draw_masks(seed, 2**32, [(9,)])[0] != masks.draw_masks(other, 2**32, [(9,)])[0]).any()
+    for user in (secaggplus_mod, SecAggPlusWorkflow):
+        assert sys.modules[user.__module__].pseudo_rand_gen is masks.draw_masks
+
+
+def flip(seed, bit):
+    return bytes(byte ^ (1 << bit % 8 if i == bit // 8 else 0) for i, byte in enumerate(seed))
+
+
 def test_masks_are_spread_over_the_whole_range(tmp_path):
     room = Watched(tmp_path, rounds=1, **SECURE)
     room.run()
@@ -89,6 +122,170 @@ def test_the_mean_of_those_who_hold_out_is_unmasked(tmp_path, capsys):
     assert "client 3 is left out: no answer within 1 seconds" in capsys.readouterr().out
 
 
+def in_stage(reply, key):
+    """Whether a reply is that of the stage whose answer has this key."""
+    return reply.has_content() and key in reply.content.config_records.get(RECORD_KEY_CONFIGS, {})
+
+
+def train_without(folder, lost, clients):
+    """The same round in the clear, without some clients."""
+    plain = Room(folder, lambda k, kind, r, reply: None if k in lost and kind == "train" else reply)
+    plain.config |= {"clients": clients, "rounds": 1, "timeout": 1.0, "method": "fedavg"}
+    plain.nodes = {100 + k: k for k in range(clients)}
+    plain.run()
+    return name_leaves(plain.progress.server.shared, {})
+
+
+def measure_distance(room, other):
+    one = name_leaves(room.progress.server.shared, {})
+    return max(float((one[name] - other[name]).abs().max()) for name in other)
+
+
+def test_a_round_goes_on_without_clients_lost_in_any_stage(tmp_path):
+    stages = {3: Key.PUBLIC_KEY_1, 4: Key.DESTINATION_LIST, 5: Key.MASKED_PARAMETERS, 6: Key.SHARE_LIST}
+
+    def spoil(client, kind, round, reply):
+        gone = kind == "train" and client in stages and in_stage(reply, stages[client])
+        return None if gone else reply
+
+    room = Watched(tmp_path, spoil, clients=12, rounds=1, timeout=1.0, method="fedavg", **SECURE)
+    room.run()
+    # client 6 was lost after its upload had arrived
+    assert room.status.history[0].clients == [0, 1, 2, 6, 7, 8, 9, 10, 11]
+    assert measure_distance(room, train_without(tmp_path / "plain", [3, 4, 5], 12)) < 1e-4
+
+
+def put(key, make):
+    """A spoiled answer: another value under one key."""
+
+    def spoil(config):
+        config[key] = make(config[key])
+
+    return key, spoil
+
+
+def widen(arrays):
+    """Arrays that broadcast to much larger ones."""
+    like = bytes_to_ndarray(arrays[2])
+    return [*arrays[:2], ndarray_to_bytes(np.zeros((50, *(1,) * like.ndim), np.int64)), *arrays[3:]]
+
+
+WRONG_PARTS = {
+    "no key": put(Key.PUBLIC_KEY_1, lambda key: b"no key"),
+    "a key of another curve": put(Key.PUBLIC_KEY_2, lambda key: make_key(ec.SECP256R1())),
+    "one key twice": put(Key.PUBLIC_KEY_1, lambda key: ONE_KEY),
+    "shares for strangers": put(Key.DESTINATION_LIST, lambda nodes: [7, *nodes[1:]]),
+    "shares for one client twice": put(Key.DESTINATION_LIST, lambda nodes: [nodes[1], *nodes[1:]]),
+    "shares for too few": put(Key.DESTINATION_LIST, lambda nodes: nodes[1:]),
+    "huge shares": put(Key.CIPHERTEXT_LIST, lambda shares: [bytes(10**6)] * len(shares)),
+    "arrays of other shapes": put(Key.MASKED_PARAMETERS, widen),
+    "an array less": put(Key.MASKED_PARAMETERS, lambda arrays: arrays[:-1]),
+    "arrays of another type": put(
+        Key.MASKED_PARAMETERS, lambda arrays: [ndarray_to_bytes(bytes_to_ndarray(a).astype(float)) for a in arrays]
+    ),
+    "no arrays": put(Key.MASKED_PARAMETERS, lambda arrays: [b""] * len(arrays)),
+    "an array that claims more than it has": put(Key.MASKED_PARAMETERS, lambda arrays: [arrays[0][:-1], *arrays[1:]]),
+}
+
+
+def make_key(curve):
+    public = ec.generate_private_key(curve).public_key()
+    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+ONE_KEY = make_key(ec.SECP384R1())
+
+
+@pytest.mark.parametrize("kind", WRONG_PARTS)
+def test_a_part_that_cannot_be_used_is_left_out(tmp_path, kind, capsys):
+    key, wrong = WRONG_PARTS[kind]
+
+    def spoil(client, type, round, reply):
+        if client == 3 and type == "train" and in_stage(reply, key):
+            config = reply.content.config_records[RECORD_KEY_CONFIGS]
+            wrong(config)
+            if kind == "one key twice":
+                config[Key.PUBLIC_KEY_2] = ONE_KEY
+        return reply
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, method="fedavg", **SECURE)
+    room.run()
+    assert room.status.history[0].clients == [0, 1, 2]
+    assert "client 3 is left out: its part of secure aggregation cannot be used" in capsys.readouterr().out
+    assert measure_distance(room, train_without(tmp_path / "plain", [3], 4)) < 1e-4
+
+
+def test_shares_of_others_than_asked_for_are_refused(tmp_path):
+    def spoil(client, kind, round, reply):
+        if client == 3 and kind == "train" and in_stage(reply, Key.SHARE_LIST):
+            config = reply.content.config_records[RECORD_KEY_CONFIGS]
+            config[Key.NODE_ID_LIST] = [*config[Key.NODE_ID_LIST][1:], 7]
+        return reply
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, method="fedavg", **SECURE)
+    room.run()
+    assert measure_distance(room, train_without(tmp_path / "plain", [], 4)) < 1e-4  # three shares are enough
+
+
+def test_a_sum_whose_shares_were_asked_for_is_not_asked_for_again(tmp_path):
+    """One client sends shares that fit nothing: those of the others might do, so a second sum could tell too much."""
+
+    def spoil(client, kind, round, reply):
+        if client == 3 and kind == "train" and in_stage(reply, Key.SHARE_LIST):
+            config = reply.content.config_records[RECORD_KEY_CONFIGS]
+            config[Key.SHARE_LIST] = [bytes(reversed(share)) for share in config[Key.SHARE_LIST]]
+        return reply
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, method="fedavg", **SECURE)
+    with pytest.raises(Failed, match="the sum of round 1 was unmasked already"):
+        room.run()
+    assert count_unmasked(room) == 4
+
+
+def test_a_sum_of_too_few_shares_stays_masked_and_may_be_asked_for_again(tmp_path):
+    def spoil(client, kind, round, reply):
+        lost = kind == "train" and client > 1 and in_stage(reply, Key.SHARE_LIST) and not room.mended
+        return None if lost else reply
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, timeout=1.0, method="fedavg", **SECURE)
+    room.mended = False
+    with pytest.raises(Failed, match="only 0 clients can be used in round 1"):
+        room.run()
+    room.mended = True
+    room.run()
+    assert measure_distance(room, train_without(tmp_path / "plain", [], 4)) < 1e-4
+
+
+@pytest.mark.parametrize("how", ["killed", "back"])
+def test_a_server_that_starts_again_unmasks_no_round_twice(tmp_path, monkeypatch, how):
+    room = Watched(tmp_path, clients=4, rounds=2, method="fedavg", **SECURE)
+    checkpoint = tmp_path / "server" / f"{room.terms.id}.safetensors"
+    with monkeypatch.context() as patch:
+        if how == "killed":  # after the sum of the second round was unmasked, before its checkpoint
+            finish = rounds.finish_round
+
+            def stop(terms, progress, judged):
+                if progress.round:
+                    raise KeyboardInterrupt
+                return finish(terms, progress, judged)
+
+            patch.setattr(rounds, "finish_round", stop)
+            with pytest.raises(KeyboardInterrupt):
+                room.run()
+        else:  # the operator goes back a round
+            room.run()
+            checkpoint.unlink()
+    asked = count_unmasked(room)
+    with pytest.raises(Failed, match="the sum of round 2 was unmasked already") as caught:
+        room.run()
+    assert count_unmasked(room) == asked
+    path = checkpoint.with_suffix(".unmasked")
+    assert str(path) in str(caught.value)
+    path.unlink()  # as the sentence says
+    room.run()
+    assert compare(room) < 1e-4
+
+
 def test_a_round_with_too_few_clients_is_not_unmasked(tmp_path, capsys):
     def spoil(client, kind, round, reply):
         return None if client and kind == "train" and reply.content.array_records else reply
@@ -104,6 +301,13 @@ def test_a_client_answers_no_message_that_goes_around_the_masks(tmp_path):
     plain = Room(tmp_path / "plain")
     plain.run()
     message = next(each for each in plain.sent if each.metadata.message_type == "train")
+    answer = client_app.app(message, room.make_context(0))
+    assert "nothing is sent without masks" in messages.read_fault(answer)
+    assert not answer.content.array_records
+    # nor one of a kind that Flower's mod lets through
+    room.run()
+    message = next(each for each in room.sent if "fitins.parameters" in each.content.array_records)
+    message.metadata.__dict__["_message_type"] = "train.default"
     answer = client_app.app(message, room.make_context(0))
     assert "nothing is sent without masks" in messages.read_fault(answer)
     assert not answer.content.array_records

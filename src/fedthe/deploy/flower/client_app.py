@@ -69,7 +69,9 @@ def read_model(message: Message, member: Member) -> Model:
     number, state = config["round"], config["state"]
     assert isinstance(number, int)
     assert isinstance(state, int)
-    return take_leaves(read_leaves(message, messages.ARRAYS, member), number, state)
+    return take_leaves(
+        read_leaves(message, messages.ARRAYS, member), number, state, messages.check_origin(config["origin"])
+    )
 
 
 def read_leaves(message: Message, name: str, member: Member) -> dict[str, Tensor]:

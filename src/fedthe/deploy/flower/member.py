@@ -46,6 +46,7 @@ class Model(NamedTuple):
     shared: Tree
     averages: Tree
     state: int = 0  # the last round that the client was part of, whose state counts; 0: none yet
+    origin: str = "0"  # drawn by the server when it began; states of other beginnings are kept, and do not count
 
 
 class Contribution(NamedTuple):
@@ -87,7 +88,7 @@ class Member:
         terms, first = self.terms, self._start()
         training = terms.method.training
         fits = make_fits(training.net, terms.settings, terms.seed, model.round, self.number, terms.clients, self.shard)
-        received = Received(model.averages, self._load(model.state, first))
+        received = Received(model.averages, self._load(model, first))
         with code_of_a_method():
             done = work([training], fits, model.shared, [received], self.shard)
         (kept,), (averages,) = done.kept, done.averages
@@ -97,7 +98,7 @@ class Member:
         (found,) = find_faults(named, done.loss.detach().reshape(1))
         if fault or found:
             raise Diverged(model.round, self.number, f"the state's {fault}" if fault else str(found))
-        self._save(model.round + 1, model.state, kept)
+        self._save(model, kept)
         return Contribution(done.upload, averages, self.rows, float(done.loss))
 
     def summarize(self, model: Model) -> Tree:
@@ -109,7 +110,7 @@ class Member:
         """The client's own model of what the server has."""
         terms, method = self.terms, self.terms.method
         fits = make_fits(method.net, terms.settings, terms.seed, model.round, self.number, terms.clients, self.shard)
-        received = Received(model.averages, self._load(model.state, self._start()))
+        received = Received(model.averages, self._load(model, self._start()))
         with code_of_a_method():
             made, loss = deploy(method, fits.personal, model.shared, received, self.shard)
         (fault,) = find_faults([(f"the state's {n}", leaf[None]) for n, leaf in _flatten(made)], loss.reshape(1))
@@ -145,7 +146,7 @@ class Member:
             begun, tree.map_leaves(torch.Tensor.cpu, mine), Shard(*(part.cpu() for part in self.shard))
         )
         place = self.folder / "bundle"
-        store.sweep(place)
+        store.sweep(self.folder, place.name)
         write_bundle(made, place, write_card(made))
         return place
 
@@ -161,9 +162,10 @@ class Member:
         with code_of_a_method():
             return training.start(training.net.init(self.terms.seed)).mine
 
-    def _load(self, round: int, first: Tree) -> Tree:
-        """What it kept after this round. A state of a round that the server left it out of does not count."""
-        path = self._path(round)
+    def _load(self, model: Model, first: Tree) -> Tree:
+        """What it kept after the round that counts. A state of a round that the server left it out of does not."""
+        round = model.state
+        path = self._path(model, round)
         if round == 0 or (self.anew and not path.exists()):
             return tree.map_leaves(lambda leaf: leaf.to(self.device), first)
         found = records.load_progress(path, self.device)
@@ -176,22 +178,21 @@ class Member:
             raise InputError(f"{show_path(path)} does not fit the method; start the node with another `state` folder.")
         return found.server.shared
 
-    def _save(self, round: int, before: int, kept: Tree) -> None:
-        """before: the round whose state it began with."""
-        path = self._path(round)
-        store.sweep(path)
-        records.save_progress(path, Progress(Server(round, kept), {}, Clients.start({}, 1)))
+    def _save(self, model: Model, kept: Tree) -> None:
+        round = model.round + 1
+        store.sweep(self.folder, self.terms.id)
+        records.save_progress(self._path(model, round), Progress(Server(round, kept), {}, Clients.start({}, 1)))
         store.sync_folder(self.folder)
-        states = self._list()
-        for number in states - {round, *sorted(each for each in states if each <= before)[-KEPT:]}:
-            records.delete_progress(self._path(number))
+        states = self._list(model)
+        for number in states - {round, *sorted(each for each in states if each <= model.state)[-KEPT:]}:
+            records.delete_progress(self._path(model, number))
 
-    def _path(self, round: int) -> Path:
-        return self.folder / f"{self.terms.id}-{round}.safetensors"
+    def _path(self, model: Model, round: int) -> Path:
+        return self.folder / f"{self.terms.id}-{model.origin}-{round}.safetensors"
 
-    def _list(self) -> set[int]:
+    def _list(self, model: Model) -> set[int]:
         """The rounds after which there is a state."""
-        names = re.compile(rf"{self.terms.id}-(\d{{1,9}})\.safetensors")
+        names = re.compile(rf"{self.terms.id}-{model.origin}-(\d{{1,9}})\.safetensors")
         found = self.folder.iterdir() if self.folder.is_dir() else []
         return {int(match[1]) for each in found if (match := names.fullmatch(each.name))}
 

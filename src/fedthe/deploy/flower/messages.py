@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ FAULT = "fault"  # in the config of a reply: why there is nothing else in it
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 LOST = (*EXPIRED, ErrorCode.NODE_UNAVAILABLE)
 LONGEST = 1e9  # seconds that a client may claim
+ORIGIN = re.compile("[0-9a-f]{1,32}")
 POLL = 0.2  # seconds between looks for replies, at first
 PATIENCE = 0.05  # of the time so far: seconds to the next look
 
@@ -106,6 +108,13 @@ def read_number(message: Message, name: str) -> float:
 
 def as_number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def check_origin(origin: object) -> str:
+    """What a server drew when it began, which becomes part of a file's name."""
+    if not isinstance(origin, str) or not ORIGIN.fullmatch(origin):
+        raise InputError("the origin of the federation cannot be read; it must be hexadecimal digits.")
+    return origin
 
 
 def keep_finite(seconds: Iterable[float]) -> list[float]:

@@ -16,7 +16,7 @@ from ...engine.conclude import conclude_mean
 from ...engine.robust import Defense
 from ...engine.server import LARGEST, Sent, Server, aggregate, find_infinite
 from ...engine.visit import Progress
-from ...errors import InputError, code_of_a_method
+from ...errors import Failed, InputError, code_of_a_method
 from ...methods.base import Rounds
 from ...methods.predictor import Predictor
 from ...text import clean, flatten
@@ -58,9 +58,9 @@ def name_leaves(shared: Tree, averages: Tree) -> dict[str, Tensor]:
     return tree.flatten({SHARED: shared, AVERAGES: averages})
 
 
-def take_leaves(leaves: Mapping[str, Tensor], round: int, state: int = 0) -> Model:
+def take_leaves(leaves: Mapping[str, Tensor], round: int, state: int = 0, origin: str = "0") -> Model:
     both = tree.unflatten(leaves)
-    return Model(round, both.get(SHARED, {}), both.get(AVERAGES, {}), state)
+    return Model(round, both.get(SHARED, {}), both.get(AVERAGES, {}), state, origin)
 
 
 def find_state(progress: Progress, client: int) -> int:
@@ -139,6 +139,17 @@ def finish_round(terms: Terms, progress: Progress, judged: Judged) -> Progress:
     shared, (averages,) = aggregate(rounds, defense, news, [progress.averages], sent, weights)
     clients = progress.clients.put([reply.client for reply in good], {}, server.round)
     return Progress(replace(news, round=server.round + 1, shared=shared), averages, clients)
+
+
+def find_summary_fault(terms: Terms, expected: Mapping[str, Tensor], reply: Reply, most_rows: float) -> str | None:
+    """Why a summary cannot be used; None if it can. Alone, it must be good for what is made of all."""
+    if (fault := find_fault(expected, reply, most_rows)) is not None:
+        return fault
+    try:
+        finish(terms, [(take_leaves(reply.leaves, 0).shared, 1)])
+    except (Failed, InputError) as error:
+        return str(error)
+    return None
 
 
 def finish(terms: Terms, summaries: Sequence[tuple[Tree, int]]) -> Tree:

@@ -1,5 +1,7 @@
 """Secure aggregation, by Flower's SecAgg+: the server learns the weighted mean of what clients send, and no upload.
 
+Masks come from a generator of our own (masks.py), and what clients answer is checked first (secure_checks.py).
+
 Clients send how the shared leaves changed, in the order of their names: SecAgg+ knows lists of arrays, and rounds each
 number to one of 2**22 in a range, which is finer for a change than for a weight.
 """
@@ -7,15 +9,17 @@ number to one of 2**22 in a range, which is finer for a change than for a weight
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.app.typing import ConfigRecordValues
 from flwr.client.mod import secaggplus_mod
-from flwr.common import FitIns, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import FitIns, FitRes, Parameters, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.compat.common.recorddict_compat import parameters_to_arrayrecord
 from flwr.server import LegacyContext
@@ -25,16 +29,40 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import Workflow
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from ... import foreign, store
 from ...engine.server import LARGEST
+from ...foreign import show_path
 from ...text import count, flatten
-from . import messages
+from . import masks, messages
 from .member import Member, Model
 from .rounds import name_leaves, say_rows, start, take_leaves
+from .secure_checks import Checks
 
 MOST_SHARES = 31  # of a client's keys; with more clients, each shares with its neighbours only
 THRESHOLD = 2 / 3  # of the shares, which restore a key
 MOST_CLIENTS = 1000  # of a round: sums of 2**22 steps must stay below 2**32
 Call = Callable[[Message, Context], Message]
+masks.install()
+
+
+class Unmasked:
+    """The last round whose sum was unmasked, in a file: a server that starts again must know it, too.
+
+    A round must not be unmasked twice: the difference of two sums can be the upload of a client.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> int:
+        if not self.path.exists():
+            return 0
+        with foreign.explain(f"{show_path(self.path)} is damaged"):
+            return int(foreign.read_file(self.path, 20))
+
+    def write(self, round: int) -> None:
+        store.write_bytes(self.path, str(round).encode())
+        store.sync_folder(self.path.parent)
 
 
 class Asked(NamedTuple):
@@ -42,9 +70,11 @@ class Asked(NamedTuple):
 
     leaves: Mapping[str, Tensor]
     round: int
+    origin: str
     states: Mapping[int, int]  # by node: the last round that its client was part of
     most: int  # the rows that a client may count with
     fewest: int  # clients whose sum is unmasked
+    unmasked: Unmasked
 
 
 class Masked(NamedTuple):
@@ -67,7 +97,7 @@ def mod(message: Message, context: Context, call_next: Call) -> Message:
     """Flower's mod where the run asks for it. A client of such a run answers no train message that goes around it."""
     if not context.run_config.get("secure-aggregation"):
         return call_next(message, context)
-    if not is_masked(message):
+    if not is_masked(message) or message.metadata.message_type != MessageType.TRAIN:  # Flower's mod ignores others
         return messages.refuse(message, "in a run with secure aggregation, nothing is sent without masks.")
     return secaggplus_mod(message, context, call_next)
 
@@ -82,7 +112,8 @@ def read_model(message: Message, member: Member) -> Model:
     first = start(member.terms)
     leaves = _name_arrays(arrays, name_leaves(first.server.shared, first.averages))
     placed = {name: leaf.to(member.device) for name, leaf in leaves.items()}
-    return take_leaves(placed, _read_config(message, "round"), _read_config(message, "state"))
+    origin = messages.check_origin(message.content.config_records["fitins.config"]["origin"])
+    return take_leaves(placed, _read_config(message, "round"), _read_config(message, "state"), origin)
 
 
 def _read_config(message: Message, name: str) -> int:
@@ -115,18 +146,20 @@ def reply(
 
 def collect(mail: messages.Mail, context: Context, asked: Asked, limit: float) -> Masked:
     """A round of SecAgg+ with the nodes that are asked."""
-    counted, caught, why = _Exchange(mail, limit), _Catch(asked), ""
+    counted, caught, why = _Exchange(mail, limit, Checks(asked.leaves)), _Catch(asked), ""
+    mean = None
     workflow = _Workflow(asked, limit)
     if not 2 <= len(asked.states) <= MOST_CLIENTS:
         why = f"{count(len(asked.states), 'client')} can be reached; secure aggregation takes 2 to {MOST_CLIENTS}"
     else:
         try:
             _run(workflow, counted, caught, context)
+            mean = None if caught.changes is None else _add(asked.leaves, caught.changes)
         except Exception as error:  # whatever it makes of what clients sent
             why = f"secure aggregation failed: {flatten(error, 300)}"
     told = {node: result.metrics for node, result in caught.results.items()}
     return Masked(
-        None if caught.changes is None else _add(asked.leaves, caught.changes),
+        mean,
         why or "too few clients completed secure aggregation",
         {node: _bound_loss(metrics.get("loss")) for node, metrics in told.items()},
         [messages.as_number(metrics.get("seconds")) for metrics in told.values()],
@@ -176,8 +209,11 @@ class _Catch:
 
     def configure_fit(self, server_round: int, parameters: Parameters, client_manager: object) -> list[Any]:
         asked = self.asked
-        how = {node: {"round": asked.round, "state": s, "most": asked.most} for node, s in asked.states.items()}
-        return [(SimpleNamespace(node_id=node), FitIns(parameters, {**config})) for node, config in how.items()]
+        how: dict[str, Scalar] = {"round": asked.round, "origin": asked.origin, "most": asked.most}
+        return [
+            (SimpleNamespace(node_id=node), FitIns(parameters, {**how, "state": state}))
+            for node, state in asked.states.items()
+        ]
 
     def aggregate_fit(self, server_round: int, results: list[Any], failures: object) -> tuple[Parameters | None, Any]:
         self.results = {proxy.node_id: result for proxy, result in results}
@@ -186,10 +222,7 @@ class _Catch:
 
 
 class _Workflow(SecAggPlusWorkflow):
-    """It unmasks a sum only if the round can be finished with it.
-
-    A round whose sum was unmasked must not be tried again: the difference of two sums is the upload of a client.
-    """
+    """It unmasks a sum only if the round can be finished with it, and notes that before."""
 
     def __init__(self, asked: Asked, limit: float) -> None:
         shares = 1.0 if len(asked.states) <= MOST_SHARES else MOST_SHARES
@@ -197,17 +230,35 @@ class _Workflow(SecAggPlusWorkflow):
         self.asked = asked
         self.wrong: dict[int, int] = {}  # by node: rows that it claims, if that cannot be
 
+    def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
+        """A client that is lost by now sends no masks, and none are made for it: the round goes on without it.
+
+        Flower would ask the others for shares of its key, which nobody has.
+        """
+        super().share_keys_stage(grid, context, state)
+        left = set(state.active_node_ids)
+        state.sampled_node_ids = set(left)
+        state.nid_to_neighbours = {node: near & left for node, near in state.nid_to_neighbours.items() if node in left}
+        return len(left) >= 2 and self._check_threshold(state)
+
     def unmask_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
         claims = {proxy.node_id: result.num_examples for proxy, result in state.legacy_results}
         self.wrong = {node: rows for node, rows in claims.items() if not 1 <= rows <= self.asked.most}
-        return not self.wrong and len(claims) >= self.asked.fewest and super().unmask_stage(grid, context, state)
+        if self.wrong or len(claims) < self.asked.fewest:
+            return False
+        before = self.asked.unmasked.read()
+        self.asked.unmasked.write(self.asked.round + 1)
+        done = super().unmask_stage(grid, context, state)
+        if not done:  # there were too few shares of a key, so what it masks stays masked
+            self.asked.unmasked.write(before)
+        return done
 
 
 class _Exchange:
-    """A grid that looks for replies as often as we do, counts bytes, and notes who fails."""
+    """A grid that looks for replies as often as we do, checks them, counts bytes, and notes who fails."""
 
-    def __init__(self, mail: messages.Mail, limit: float) -> None:
-        self.mail, self.limit, self.bytes = mail, limit, {"down": 0, "up": 0}
+    def __init__(self, mail: messages.Mail, limit: float, checks: Checks) -> None:
+        self.mail, self.limit, self.checks, self.bytes = mail, limit, checks, {"down": 0, "up": 0}
         self.faults: dict[int, str] = {}
         self.gone: set[int] = set()
 
@@ -218,10 +269,19 @@ class _Exchange:
         silent = {each.metadata.dst_node_id for each in asked} - replies.keys()
         self.gone |= silent | {node for node, reply in replies.items() if messages.is_lost(reply)}
         self.faults |= dict.fromkeys(silent, messages.say_silence(self.limit))
-        for node, reply in replies.items():
-            reply.metadata.__dict__["_src_node_id"] = node  # whatever the reply says of itself
+        found = []
+        for message in asked:
+            node = message.metadata.dst_node_id
+            reply = replies.get(node)
+            if reply is None:
+                continue
             if reply.has_error():
                 self.faults[node] = str(messages.read_fault(reply))
             else:
                 self.bytes["up"] += messages.count_content(reply)
-        return list(replies.values())
+                if fault := self.checks.find_fault(message, reply):
+                    self.faults[node] = fault
+                    reply = Message(Error(ErrorCode.UNKNOWN, fault), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = node  # whatever the reply says of itself
+            found.append(reply)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
 from collections.abc import Mapping
@@ -14,16 +15,17 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from ... import records, store, tree
+from ... import foreign, records, store, tree
 from ...engine.server import sample_clients
 from ...engine.visit import Progress
 from ...errors import Failed, InputError
 from ...text import count, flatten
 from ...tree import Tree
 from . import messages, privacy, rounds, secure
+from .options import Options, read_options
 from .rounds import Judged, Reply
 from .status import RoundStatus, Status, resume
-from .terms import Terms, Value, make_terms
+from .terms import Terms, make_terms
 
 DELTA = 1e-5  # at which epsilon is reported
 ATTEMPTS = 3  # per round, while too few clients answer
@@ -47,45 +49,6 @@ def main(grid: Grid, context: Context) -> None:
     Coordinator(grid, context, terms, options).run()
 
 
-@dataclass(frozen=True)
-class Options:
-    """How the server goes about it. Only noise, and what secure aggregation rounds, move numbers."""
-
-    folder: Path  # of checkpoints and status
-    timeout: float  # seconds that a phase may take
-    wait: float  # seconds to wait for clients that are not there
-    fewest: int  # clients of which a round is made
-    evaluate_every: int  # rounds between evaluations; 0: only after the last one
-    most_rows: int  # that a client is believed to have
-    secure: bool  # whether the server learns no more of uploads than their mean
-    noise: privacy.Noise | None  # of differential privacy
-
-
-def read_options(given: Mapping[str, Value]) -> Options:
-    def read(key: str, least: float) -> float:
-        value = given[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
-            raise InputError(f"{key} must be a number from {least:g} on, not {value}.")
-        return value
-
-    secure = given["secure-aggregation"]
-    if not isinstance(secure, bool):
-        raise InputError(f"secure-aggregation must be true or false, not {secure}.")
-    noise = privacy.read_noise(read("noise-multiplier", 0), read("clipping-norm", 0))
-    if secure and noise:
-        raise InputError("secure-aggregation hides the updates that noise-multiplier has the server clip; set one.")
-    return Options(
-        Path(str(given["folder"])).absolute(),
-        float(read("timeout", 1)),
-        float(read("wait", 0)),
-        int(read("fewest", 1)),
-        int(read("evaluate-every", 0)),
-        int(read("most-rows", 1)),
-        secure,
-        noise,
-    )
-
-
 class Trained(NamedTuple):
     judged: Judged
     work: list[float]  # seconds of each client
@@ -103,6 +66,7 @@ class Coordinator:
     refused: set[int] = field(default_factory=set)  # nodes
     greeted: dict[str, Message] = field(default_factory=dict)  # by id: what nodes have not answered yet
     replaced: dict[int, int] = field(default_factory=dict)  # by node: the one that speaks for its client now
+    origin: str = ""
     mail: messages.Mail = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +79,7 @@ class Coordinator:
             if not ours:
                 raise InputError(f"another server is using {options.folder}; stop it, or name another folder.")
             saved = records.load_progress(self._checkpoint) or records.load_progress(self._checkpoint_before)
-            progress = saved or rounds.start(terms)
+            progress, self.origin = saved or rounds.start(terms), self._find_origin(begins=saved is None)
             begun = Status(terms.id, terms.name, terms.clients, terms.settings.rounds)
             self.status = resume(options.folder, begun, progress.round)
             if progress.round:
@@ -144,6 +108,19 @@ class Coordinator:
     def _checkpoint_before(self) -> Path:
         """That of the round before, for an operator who deletes the last one."""
         return self._checkpoint.with_suffix(".before.safetensors")
+
+    def _find_origin(self, begins: bool) -> str:
+        """What distinguishes the states that clients keep for this server from those of others with equal settings."""
+        path = self._checkpoint.with_suffix(".origin")
+        if begins:
+            store.write_bytes(path, secrets.token_hex(8).encode())
+        elif not path.exists():
+            raise InputError(f"{path}, which belongs to the checkpoint, is missing; put it back.")
+        return messages.check_origin(foreign.read_file(path, 100).decode(errors="replace"))
+
+    @property
+    def _unmasked(self) -> secure.Unmasked:
+        return secure.Unmasked(self._checkpoint.with_suffix(".unmasked"))
 
     def _say(self, doing: str) -> None:
         self.status.doing = doing
@@ -214,6 +191,11 @@ class Coordinator:
         fewest = min(self.options.fewest, len(wanted))
         self.refused.clear()  # what a node was refused for may be mended
         for attempt in range(ATTEMPTS):
+            if self.options.secure and self._unmasked.read() > number:
+                raise Failed(
+                    f"the sum of round {number + 1} was unmasked already, and with a second one the upload of a client "
+                    f"may be found; delete {self._unmasked.path} to try the round again all the same"
+                )
             began = time.perf_counter()
             self._say(f"round {number + 1}")
             nodes = self._find_nodes(wanted)
@@ -286,7 +268,7 @@ class Coordinator:
         most = int(min(max(claims), MOST_WEIGHT * statistics.median(claims)))
         sent = rounds.name_leaves(progress.server.shared, progress.averages)
         states = {node: rounds.find_state(progress, client) for client, node in nodes.items()}
-        asked = secure.Asked(sent, progress.round, states, most, fewest)
+        asked = secure.Asked(sent, progress.round, self.origin, states, most, fewest, self._unmasked)
         found = secure.collect(self.mail, self.context, asked, self.options.timeout)
         faults = {reply.client: str(reply.fault) for reply in absent}
         for client, node in nodes.items():
@@ -299,7 +281,6 @@ class Coordinator:
         if found.mean is None:
             return Trained(Judged([], faults), [], {})
         if fault := rounds.find_fault(sent, Reply(-1, found.mean, 1, 0.0), 1):
-            # trying again could unmask other clients, and the difference of two sums is an upload
             raise Failed(
                 f"the mean of round {progress.round + 1} cannot be used: {fault}; masks hide whose fault it is"
             )
@@ -332,7 +313,7 @@ class Coordinator:
 
         @cache  # Flower sends equal contents once
         def make_content(state: int) -> RecordDict:
-            how = ConfigRecord({"round": progress.round, "state": state, **config})
+            how = ConfigRecord({"round": progress.round, "state": state, "origin": self.origin, **config})
             return RecordDict({messages.ARRAYS: model, **(beside or {}), messages.CONFIG: how})
 
         contents = {node: make_content(rounds.find_state(progress, client)) for client, node in nodes.items()}
@@ -370,9 +351,12 @@ class Coordinator:
         for client, answer in self._ask(nodes, messages.SUMMARIZE, progress, progress.round).items():
             leaves, fault = self._read_leaves(answer)
             claimed = 0.0 if answer is None else messages.read_number(answer, "rows")
-            fault = fault or rounds.find_fault(expected, Reply(client, leaves, claimed, 0.0), self.options.most_rows)
+            reply = Reply(client, leaves, claimed, 0.0, fault)
+            fault = fault or rounds.find_summary_fault(self.terms, expected, reply, self.options.most_rows)
             if fault is not None:
                 print(f"client {client} sends no summary: {flatten(fault, 300)}", flush=True)
                 continue
             told.append((rounds.take_leaves(leaves, progress.round).shared, int(claimed)))
+        if not told:
+            raise Failed("no client sent a summary that can be used; start the run again when they are there")
         return rounds.finish(self.terms, told)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 from ...config import Config, make_config, read_words
+from ...data.folder import Square
 from ...data.plan import Federation
 from ...engine.visit import Training
 from ...errors import InputError
@@ -23,13 +24,17 @@ from ...store import content_hash
 from ...text import clean
 from ..bundle import Input, take_input
 
-FORMAT = 2  # part of every id; raised when a change of the code moves numbers
+FORMAT = 3  # part of every id; raised when a change of the code moves numbers
 OWN = "own"  # as dataset: each client brings data of its own
 KINDS = {"pictures": "uint8", "features": "float32", "tokens": "int64"}
 KEYS = ("methods", "seeds", "rounds", "clients", "dataset")  # of `fedthe run`, which are keys of the app
 UNUSED = (  # settings of `fedthe run` that would change nothing here
     *("engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "curve", "keep", "out"),
     *("tests", "streams", "samples", "severity", "frost", "natural", "unknown"),
+)
+UNUSED_OWN = (  # with data of the clients' own
+    *("size", "by_client", "partition", "dirichlet", "shards", "feature_shift", "feature_severity"),
+    *("train_fraction", "test_fraction"),
 )
 NOISE = ("noise-multiplier", "clipping-norm")  # in the run config; they move numbers
 Value = bool | float | int | str  # of Flower's run config
@@ -61,7 +66,8 @@ class Terms:
         """A hash of all that the training depends on but its rounds: where it is the same, one continues another."""
         settings = self.settings.describe()
         del settings["rounds"], settings["tolerate"]
-        data = self.federation.training_hash if self.federation else [self.classes, self.takes.dtype, self.takes.shape]
+        takes = self.takes
+        data = self.federation.training_hash if self.federation else [self.classes, *astuple(takes)]
         parts = describe(self.method.training), settings, data, self.seed, self.clients, self.noise
         return content_hash(FORMAT, *parts)[:16]
 
@@ -79,7 +85,7 @@ def _read_config(given: Mapping[str, Value]) -> Config:
     except ValueError as error:
         raise InputError(f"settings cannot be read ({error}).") from None
     for key in (word.partition("=")[0].partition(".")[0] for word in words):
-        if (why := _refuse_setting(key)) is not None:
+        if (why := _refuse_setting(key, given["dataset"] == OWN)) is not None:
             raise InputError(f"settings cannot have {clean(key)}; {why}.")
     own = {
         "methods": (str(given["method"]),),
@@ -93,13 +99,15 @@ def _read_config(given: Mapping[str, Value]) -> Config:
     return make_config({**read_words(words), **own})
 
 
-def _refuse_setting(key: str) -> str | None:
+def _refuse_setting(key: str, own: bool) -> str | None:
     if key in KEYS:
         return "it is a key of its own"
     if key == "unseen":
         return "a federation has no clients that join later"
     if key in ("attackers", "attack"):
         return "attacks are simulated by `fedthe run` alone"
+    if own and key in UNUSED_OWN:
+        return "it has no effect on data that clients bring"
     return "it has no effect in a federation" if key in UNUSED else None
 
 
@@ -123,7 +131,7 @@ def _share_own(config: Config, given: Mapping[str, Value]) -> Terms:
     classes = tuple(name.strip() for name in str(given.get("classes", "")).split(",") if name.strip())
     if len(classes) < 2 or len(set(classes)) != len(classes):
         raise InputError(f"classes must name at least two classes, each once, such as cat,dog, not {list(classes)}.")
-    takes = _read_input(str(given.get("kind", "pictures")), str(given.get("shape", "")))
+    takes = _read_input(str(given.get("kind", "pictures")), str(given.get("shape", "")), config.square)
     if config.standardize:
         raise InputError("standardize needs everybody's pixels, which stay with the clients; leave it out.")
     if not takes.is_picture:
@@ -140,7 +148,7 @@ def _share_own(config: Config, given: Mapping[str, Value]) -> Terms:
     return Terms(config, name, method, classes, takes, config.clients, None)
 
 
-def _read_input(kind: str, shape: str) -> Input:
+def _read_input(kind: str, shape: str, square: Square | None) -> Input:
     if kind not in KINDS:
         raise InputError(f"kind must be {', '.join(KINDS)}, not {clean(kind)!r}.")
     try:
@@ -150,4 +158,4 @@ def _read_input(kind: str, shape: str) -> Input:
     right = (len(sides) == 3 and sides[2] in (1, 3)) if kind == "pictures" else bool(sides)
     if not right or not all(0 < side < 2**16 for side in sides) or math.prod(sides) > 2**27:
         raise InputError(f"shape must be that of a sample, such as 32x32x3 for pictures, not {clean(shape)!r}.")
-    return Input(KINDS[kind], sides)
+    return Input(KINDS[kind], sides, square or "crop")
