@@ -20,6 +20,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def load_progress(path: Path, device: torch.device | str = "cpu") -> Progress | 
         raise  # says it already
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged(f"{path} is not a whole checkpoint ({flatten(error, 200)}); delete it to train again.") from None
+
+
+def compact_progress(path: Path) -> None:
+    """Write a checkpoint again if its file of clients' states has slots that are not in use, without those.
+
+    Not safe against a crash.
+    """
+    found = load_progress(path)
+    if found is not None and found.clients.has_gaps:
+        states = clients_file(path)
+        states.unlink()  # it stays open until it is copied
+        save_progress(path, replace(found, clients=found.clients.copy_to(states)))
 
 
 def _seal(path: Path, facts: Mapping[str, Any]) -> str:

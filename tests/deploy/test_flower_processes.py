@@ -1,6 +1,7 @@
 """Federations of real processes on loopback: TLS, keys, and what happens when parts of them fail."""
 
 import json
+import re
 import sys
 import time
 
@@ -108,9 +109,9 @@ def test_rounds_go_on_whatever_a_node_does_and_resume_with_the_server(tmp_path):
     patch.mkdir()
     (patch / "sitecustomize.py").write_text(FAULTS)
     wrong = {"PYTHONPATH": str(patch), "ASLEEP": str(asleep)}
-    settings = loopback.say_settings("ditto", 4, 4, tmp_path / "server", SETTINGS) | {"timeout": 25.0, "wait": 25.0}
+    settings = loopback.say_settings("ditto", 4, 4, tmp_path / "server", SETTINGS) | {"timeout": 40.0, "wait": 150.0}
     database = ["--database", str(tmp_path / "link.db")]
-    here = loopback.Federation(tmp_path, 400.0)
+    here = loopback.Federation(tmp_path, 600.0)
     names = ["superlink", "supernode-0", "supernode-1"]
 
     def read_round():
@@ -151,7 +152,8 @@ def test_rounds_go_on_whatever_a_node_does_and_resume_with_the_server(tmp_path):
     for words in ("client 3 in round 1: the upload's", "is not finite", "client 3 in round 2: the upload's"):
         assert words in left_out
     assert "client 3 in round 3: it claims 1e+09 training rows" in left_out
-    assert "client 2 in round 2: no answer within 25 seconds" in left_out
+    # whichever comes first: the end of the time to answer, or Flower's notice that the node is gone
+    assert re.search("client 2 in round 2: (no answer within 40 seconds|its node failed: .*Node Unavailable)", left_out)
     assert [each.clients for each in read_status(tmp_path / "server").history] == TOOK_PART
     shown = CliRunner().invoke(cli.app, ["federate", "status", str(tmp_path / "server")])
     assert shown.exit_code == 0

@@ -16,6 +16,8 @@ import torch
 import fedthe
 from fedthe import records
 from fedthe.config import make_config
+from fedthe.engine.remote import RemoteEngine
+from fedthe.errors import InputError
 from fedthe.experiment import on_ray
 from fedthe.experiment.cluster import connected, count_places, size_workers
 from fedthe.experiment.jobs import Job
@@ -68,6 +70,26 @@ FACTOR = float(Path(__file__).with_name("factor.txt").read_text())
 class Reads(FedAvg):
     def loss(self, net, params, given, batch):
         return FACTOR * super().loss(net, params, given, batch)
+"""
+
+
+NEEDS = """
+from pathlib import Path
+from fedthe.methods.base import FedAvg
+
+class Needs(FedAvg):
+    def loss(self, net, params, given, batch):
+        if not Path(PLACE).exists():
+            raise FileNotFoundError("it is not there")
+        return super().loss(net, params, given, batch)
+"""
+
+UNSHARED = """
+from fedthe.methods.base import FedAvg
+
+class Unshared(FedAvg):
+    def share(self, net, params):
+        raise ZeroDivisionError("nothing to share")
 """
 
 
@@ -204,6 +226,7 @@ def test_a_lost_worker_s_task_is_done_by_another(workers, small):
         elif event.done >= 3:
             lost.append(event.methods)
             slot = next(each for each in workers._slots if each.name == event.worker)
+            assert slot.pid
             pids[event.worker] = slot.pid
             os.kill(slot.pid, signal.SIGKILL)
 
@@ -218,10 +241,124 @@ def test_a_lost_worker_s_task_is_done_by_another(workers, small):
     assert_same(ours.folder, fedthe.run(**asked, out="one").folder)
 
 
+def test_a_lost_mailbox_costs_progress_and_no_result(workers, small):
+    ends = {"seen": False}
+
+    def kill(event):
+        if event.worker and not ends["seen"]:
+            ends["seen"] = True
+            ray.kill(workers._mailbox, no_restart=False)
+
+    with use_workers(workers), listening(kill):
+        ours = fedthe.run(**small | {"rounds": 30}, methods=["fedavg", "ditto"], out="ours")
+    assert ends["seen"]
+    one = fedthe.run(**small | {"rounds": 30}, methods=["fedavg", "ditto"], out="one")
+    assert_same(ours.folder, one.folder)
+
+
+def test_what_failed_is_tried_again_and_what_is_filed_is_reused(workers, small):
+    Path("needs.py").write_text(NEEDS.replace("PLACE", repr(str(Path.cwd() / "there.txt"))))
+    asked = {**small, "methods": ["fedavg", "needs.py:Needs"], "out": "ours"}
+    with use_workers(workers):
+        first = fedthe.run(**asked)
+        Path("there.txt").touch()
+        again = fedthe.run(**asked)
+        last = fedthe.run(**asked)
+    assert [len(each.failures) for each in (first, again, last)] == [1, 0, 0]
+    assert [each.reused for each in (first, again, last)] == [0, 1, 2]
+
+
+def test_a_method_that_cannot_begin_stops_no_other(workers, small):
+    Path("bad.py").write_text(UNSHARED)
+    asked = {**small, "methods": ["fedavg", "bad.py:Unshared"]}
+    with use_workers(workers):
+        ours = fedthe.run(**asked, out="ours")
+    one = fedthe.run(**asked, out="one")
+    assert list(ours.failures) == list(one.failures) == ["Unshared, seed 0"]
+    assert ours.table() == one.table()
+
+
+def start(workers, count):
+    """Have that many workers ready."""
+    workers.find_engine(make_config({"device": "cpu"}))
+    while len(workers._slots) < count:
+        workers._start_worker(workers._how)
+    ends = time.monotonic() + 120
+    while any(slot.call is not None for slot in workers._slots):
+        workers._await_calls()
+        assert time.monotonic() < ends
+
+
+def describe_again(workers, slot):
+    """As if the worker had just started."""
+    slot.call, slot.pid = slot.actor.describe.remote(slot.config), 0
+    assert ray.wait([slot.call], timeout=60)[0]
+
+
+def test_a_worker_of_another_version_does_no_task(workers, monkeypatch):
+    start(workers, 2)
+    one, other = workers._slots
+    monkeypatch.setattr(on_ray, "hash_package", lambda: "another")
+    describe_again(workers, one)
+    with pytest.warns(UserWarning, match="a worker could not start: a worker has another fedthe"):
+        workers._await_calls()
+    assert workers._slots == [other]  # it goes on
+    describe_again(workers, other)
+    with pytest.raises(InputError, match="a worker has another fedthe than this process"):
+        workers._await_calls()
+    assert workers._slots == []
+    workers._failed_starts, workers._look = 0, 0.0
+
+
+def test_workers_are_compared_with_those_of_their_own_settings(workers, monkeypatch):
+    start(workers, 1)
+    (slot, *_) = workers._slots
+    engines = {("stack", "cpu", "bfloat16", None): RemoteEngine(torch.bfloat16, 8, {"torch": torch.__version__})}
+    monkeypatch.setattr(workers, "_engines", engines | workers._engines)
+    describe_again(workers, slot)
+    workers._await_calls()
+    assert slot in workers._slots
+    known = workers._engines
+    wrong = {how: RemoteEngine(torch.bfloat16, 8, each.environment) for how, each in known.items()}
+    monkeypatch.setattr(workers, "_engines", wrong)
+    describe_again(workers, slot)
+    monkeypatch.setattr(workers, "_slots", [slot])
+    with pytest.raises(InputError, match=r"workers compute in torch.bfloat16 and torch.float32"):
+        workers._await_calls()
+    workers._failed_starts, workers._look = 0, 0.0
+
+
+def test_an_engine_is_asked_for_while_all_workers_are_busy(workers, monkeypatch):
+    """Jobs of an experiment that was stopped still run; there is no room for one more worker."""
+    start(workers, 2)
+    monkeypatch.setattr(workers, "_capacity", 2)
+    for slot in workers._slots:
+        slot.call = slot.actor.describe.remote(slot.config)
+    monkeypatch.setattr(workers, "_engines", dict(workers._engines))
+    before = [*workers._slots]
+    engine = workers.find_engine(make_config({"device": "cpu", "engine": "stack"}))
+    assert engine.together > 1
+    assert workers._slots == before
+
+
+def test_what_failed_ahead_of_its_turn_is_not_tried_again_after_it(workers, small):
+    Path("needs.py").write_text(NEEDS.replace("PLACE", repr(str(Path.cwd() / "there.txt"))))
+    bad, good = {**small, "methods": ["needs.py:Needs"], "out": "bad"}, {**small, "methods": ["ditto"], "out": "good"}
+    started = []
+    with use_workers(workers), listening(lambda e: started.append(e) if isinstance(e, TrainEvent) else None):
+        workers.look_ahead(iter([prepare(make_config({**bad, "device": "cpu"}))]))
+        assert len(fedthe.run(**bad).failures) == 1
+        assert workers._ahead == []
+        started.clear()
+        fedthe.run(**good | {"rounds": 6})
+    assert {event.methods for event in started} == {("ditto",)}
+
+
 def test_idle_workers_that_died_cost_no_task_a_try(workers, small, monkeypatch):
     monkeypatch.setattr(on_ray, "MOST_LOSSES", 1)
     with use_workers(workers):
         fedthe.run(**small, methods=["fedavg"], out="first")
+        start(workers, 2)
         for slot in workers._slots:
             os.kill(slot.pid, signal.SIGKILL)
         ours = fedthe.run(**small, methods=["fedavg"], out="ours")
@@ -338,7 +475,8 @@ def test_what_workers_cannot_do_is_refused(workers, small):
     fails(lambda: RayWorkers(ray, cpus=64).find_engine(make_config({})), "has 64 cores")
 
 
-def test_a_stopped_run_is_continued_without_ray(small, monkeypatch):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_is_continued_without_ray(how, small, monkeypatch):
     asked = {**small, "methods": ["ditto"]}
     words = [f"{key}={','.join(value) if isinstance(value, list) else value}" for key, value in asked.items()]
     words += ["rounds=100000", "checkpoint_seconds=0", "out=run"]
@@ -357,7 +495,10 @@ def test_a_stopped_run_is_continued_without_ray(small, monkeypatch):
             assert child.poll() is None, child.stderr.read()
             assert time.monotonic() < ends
             time.sleep(0.1)
-        os.killpg(child.pid, signal.SIGINT)  # as a terminal does
+        if how == signal.SIGINT:
+            os.killpg(child.pid, how)  # as a terminal does
+        else:
+            child.send_signal(how)  # as a scheduler does
         try:
             _, said = child.communicate(timeout=60)
         except subprocess.TimeoutExpired:
@@ -366,7 +507,7 @@ def test_a_stopped_run_is_continued_without_ray(small, monkeypatch):
     finally:
         child.kill()
         child.wait()
-    assert child.returncode == 130, said
+    assert child.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[how], said
     assert said.splitlines()[-1] == "fedthe: stopped; run the same command to continue."
     assert read_progress(Path("run")).state == "stopped"
     (checkpoint,) = Path("run").glob("trainings/*.safetensors")

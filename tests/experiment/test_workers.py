@@ -1,5 +1,6 @@
 """What travels to workers and back, and what a worker does with it. Nothing here needs Ray."""
 
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +14,11 @@ from safetensors.torch import save_file
 import fedthe
 from fedthe import records, tree
 from fedthe.config import make_config
-from fedthe.experiment import transfer
+from fedthe.engine.clients import Clients
+from fedthe.errors import Failed
+from fedthe.experiment import jobs
 from fedthe.experiment import worker as worker_module
+from fedthe.experiment.jobs import Batch, Job, Ledger
 from fedthe.experiment.training import group_by_training
 from fedthe.experiment.transfer import Task, list_files, pack, unpack, write_files
 from fedthe.experiment.work import prepare
@@ -111,8 +115,8 @@ def test_a_file_that_is_none_of_a_run_is_not_written(name, tmp_path):
 
 
 def test_the_file_that_says_that_others_are_there_comes_last(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(transfer.store, "write_bytes", lambda path, content: written.append(path.name))
+    written, replace = [], os.replace
+    monkeypatch.setattr(os, "replace", lambda part, path: (written.append(path.name), replace(part, path)))
     names = ["trainings/a.safetensors", "answers/b.json", "trainings/a.json", "samples/b.npz", "trainings/a.clients"]
     write_files(tmp_path, dict.fromkeys(names, b""))
     assert written == ["b.npz", "b.json", "a.clients", "a.json", "a.safetensors"]
@@ -147,7 +151,10 @@ def test_a_worker_leaves_what_a_run_would(named, worker, small):
     assert not list(worker._folder.glob("run"))  # nothing stays of a task
 
 
-def test_checkpoints_are_sent_on_the_way_unless_they_are_large(worker, small, monkeypatch):
+@pytest.mark.parametrize("where", ["in memory", "on file"])
+def test_checkpoints_are_sent_on_the_way_unless_they_are_large(where, worker, small, monkeypatch, request):
+    if where == "on file":
+        request.getfixturevalue("on_file")
     methods, (work,) = prepare(make_config({**small, "methods": ["ditto"], "checkpoint_seconds": 0.0}))
     payload, data = pack(work.config, "data"), work.federation.source
     done = worker.do(make_task(methods, work), payload, data)
@@ -161,14 +168,127 @@ def test_checkpoints_are_sent_on_the_way_unless_they_are_large(worker, small, mo
     assert [event.done for _, event in worker.mail if isinstance(event, TrainEvent)] == [2, 3]
     for run, files in (("whole", done.files), ("resumed", again.files)):
         write_files(Path(run), files)
-    whole, resumed = (records.load_progress(Path(run) / "trainings" / path.name) for run in ("whole", "resumed"))
-    assert tree.hash_leaves(tree.flatten(whole.clients.take([0, 1, 2]))) == tree.hash_leaves(
-        tree.flatten(resumed.clients.take([0, 1, 2]))
-    )
+    whole, resumed = (Path(run) / "trainings" / path.name for run in ("whole", "resumed"))
+    assert hash_states(whole) == hash_states(resumed)
+    if where == "on file":  # in the end, nothing is sent but what counts
+        clients = records.load_progress(whole).clients
+        every = [files[name] for files in (*sent, done.files, again.files) for name in files if ".clients" in name]
+        assert [len(each) / (3 * clients._slot) for each in every] == [2, 2, 1, 1]
+    one = fedthe.run(**small, methods=["ditto"], out="one")
+    assert hash_states(whole) == hash_states(one.folder / "trainings" / path.name)
     worker.mail.clear()
     monkeypatch.setattr(worker_module, "LARGEST_ON_THE_WAY", 10)
     worker.do(make_task(methods, work), payload, data)
     assert not [message for _, message in worker.mail if isinstance(message, dict)]
+
+
+@pytest.fixture
+def on_file(monkeypatch):
+    """Clients' states are on file, however small they are."""
+    start = Clients.start
+    monkeypatch.setattr(Clients, "start", lambda first, count, file=None, budget=0: start(first, count, file, 0))
+
+
+def hash_states(checkpoint):
+    found = records.load_progress(checkpoint)
+    return found.round, tree.hash_leaves(tree.flatten(found.clients.take([0, 1, 2])))
+
+
+def test_a_checkpoint_and_its_states_on_file_stay_together(worker, small, on_file, monkeypatch):
+    """What a training that fails wrote after its last checkpoint belongs to none."""
+    methods, (work,) = prepare(make_config({**small, "methods": ["ditto"], "checkpoint_seconds": 0.0}))
+    payload, data = pack(work.config, "data"), work.federation.source
+    worker.do(make_task(methods, work), payload, data)
+    _, sent = (message for _, message in worker.mail if isinstance(message, dict))
+    write_files(Path("run"), sent)
+    (path,) = Path("run").glob("trainings/*.safetensors")
+    before, put = hash_states(path), Clients.put
+    assert before[0] == 2
+    assert records.load_progress(path).clients.has_gaps
+    for _ in range(8):  # safetensors has no fixed order of its metadata
+        failed = []
+
+        def put_and_fail(clients, *given, failed=failed):
+            done = put(clients, *given)
+            if not failed:
+                failed.append(True)
+                raise Failed("it cannot go on")
+            return done
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Clients, "put", put_and_fail)
+            done = worker.do(make_task(methods, work, resume=sent), payload, data)
+        assert len(done.failures) == 1
+        write_files(Path("run"), done.files)
+        assert hash_states(path) == before
+
+
+def test_a_checkpoint_outlives_a_run_that_is_stopped_while_it_writes(worker, small, on_file, monkeypatch):
+    methods, (work,) = prepare(make_config({**small, "methods": ["ditto"], "checkpoint_seconds": 0.0}))
+    payload, data = pack(work.config, "data"), work.federation.source
+    done = worker.do(make_task(methods, work), payload, data)
+    first, second = (message for _, message in worker.mail if isinstance(message, dict))
+    write_files(Path("run"), first)
+    (path,) = Path("run").glob("trainings/*.safetensors")
+    write = Path.write_bytes
+    for suffix in (".safetensors", ".clients"):
+
+        def stop(path, content, suffix=suffix):
+            if suffix in path.name:
+                raise KeyboardInterrupt
+            write(path, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", stop)
+            with pytest.raises(KeyboardInterrupt):
+                write_files(Path("run"), second)
+        assert hash_states(path)[0] == 1
+    write_files(Path("run"), done.files)
+    assert hash_states(path)[0] == 3
+
+
+def test_what_clients_keep_must_fit_what_can_be_sent(worker, small, monkeypatch):
+    monkeypatch.setattr(jobs, "LARGEST_FILE", 10)
+    methods, works = prepare(make_config({**small, "methods": ["ditto"]}))
+    fails(lambda: Batch(Ledger(), 1, methods, works, None), "more than workers can send; run it without Ray")
+    methods, works = prepare(make_config({**small, "methods": ["fedavg"]}))
+    Batch(Ledger(), 1, methods, works, None)  # whose clients keep nothing
+
+
+def test_a_sentence_of_a_worker_names_the_file_of_the_run(worker, small):
+    methods, (work,) = prepare(make_config({**small, "methods": ["fedavg"]}))
+    payload, data = pack(work.config, "data"), work.federation.source
+    trained = worker.do(make_task(methods, work), payload, data)
+    name = work.place_of_answer("fedavg", methods["fedavg"], work.key_of(methods["fedavg"].training))
+    (path,) = (each for each in trained.files if each.endswith(".safetensors"))
+    damaged = bytearray(trained.files[path])
+    damaged[-1] ^= 1
+    task = make_task(
+        methods,
+        work,
+        tested="fedavg",
+        resume={**trained.files, path: bytes(damaged)},
+        outputs=(f"answers/{name.name}",),
+    )
+    done = worker.do(task, payload, data)
+    ledger, (training, served) = Ledger(), next(iter(group_by_training(methods).items()))
+    job = Job((1, 1), (None, None), [work], {training: served}, "fedavg", [name])
+    ledger.add(job)
+    ledger.file(job, done)
+    fails(lambda: ledger.raise_error(name), f"{work.folder / path} was changed after it was written")
+
+
+def test_jobs_train_nothing_that_another_job_trains(small):
+    """A job does all its trainings on all its seeds."""
+    methods, works = prepare(make_config({**small, "methods": ["fedrod", "fedthe"], "seeds": [0, 1, 2]}))
+    works = [replace(work, engine=replace(work.engine, together=9)) for work in works]
+    ledger = Ledger()
+    first = Batch(ledger, 1, {"fedrod": methods["fedrod"]}, works[:1], lambda work: (None, None))
+    second = Batch(ledger, 2, methods, works, lambda work: (None, None))
+    for batch in (first, second):
+        assert not list(batch.settle(1))
+    trained = [(served, work.run.seed) for job in ledger.jobs for served in job.trainings for work in job.works]
+    assert len(trained) == len(set(trained)) == 6
 
 
 def test_a_worker_refuses_to_compute_something_else(worker, small):

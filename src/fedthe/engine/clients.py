@@ -24,6 +24,7 @@ from ..tree import Tree
 from .slots import HEADER, Slots
 
 BLOCK = 4096  # slots begin at multiples of it: a write cut short by a power failure cannot touch a neighbour
+CHUNK = 2**26  # bytes that are copied at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +98,21 @@ class Clients:
         else:
             rows = {name: _spread(leaves[name], index, self._all(name)) for name in self.first}
         return replace(self, rounds=rounds, places=places, rows=rows)
+
+    def copy_to(self, file: Path) -> Clients:
+        """The same in another file, which holds the slots in use alone."""
+        copy = Clients.start(tree.unflatten(self.first), self.count, file, self.budget)
+        many = max(1, CHUNK // self._slot)
+        for round in np.unique(self.rounds[self.rounds >= 0]).tolist():
+            ids = np.flatnonzero(self.rounds == round).tolist()
+            for some in (ids[i : i + many] for i in range(0, len(ids), many)):
+                copy = copy.put(some, tree.flatten(self.take(some)), round)
+        return copy
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the file has slots that are not in use."""
+        return self.file.end > int((self.places >= 0).sum())
 
     def forget_others(self) -> None:
         """What only other Clients objects refer to may be overwritten from now on."""

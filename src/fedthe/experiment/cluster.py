@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import threading
 import warnings
@@ -95,7 +96,7 @@ def _connect(ray: Any, address: str, **options: Any) -> None:
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _keep_handler():
             warnings.simplefilter("ignore", FutureWarning)  # of Ray's own settings
             if address == LOCAL:
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -110,6 +111,17 @@ def _connect(ray: Any, address: str, **options: Any) -> None:
         raise InputError(
             f"there is no Ray {place} ({why}); `ray status` on a machine of the cluster says more."
         ) from None
+
+
+@contextmanager
+def _keep_handler() -> Iterator[None]:
+    """Ray handles SIGTERM itself from `init` on, and would end a run that could be continued."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set it, nor does Ray
+            signal.signal(signal.SIGTERM, before)
 
 
 def _try_port(ray: Any, address: str) -> None:

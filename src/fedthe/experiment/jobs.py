@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from .. import records, store
+from ..engine.clients import BLOCK
 from ..errors import Failed, InputError, RemoteFailure
 from ..methods.base import Method
 from .training import group_by_training
@@ -118,12 +120,19 @@ class Ledger:
 
     def file(self, job: Job, done: TaskResult) -> None:
         """Write what a worker sent, and close the job."""
+
+        def name_ours(sentence: str) -> str:
+            """With the folder of the run in place of the worker's."""
+            return sentence.replace(done.folder, str(job.folder)) if done.folder else sentence
+
+        for text in done.warnings:
+            warnings.warn(name_ours(text), stacklevel=2)
         if done.refused:
-            self.give_up(job, InputError(done.refused))
+            self.give_up(job, InputError(name_ours(done.refused)))
             return
         write_files(job.folder, done.files)
         for name, (why, told) in done.failures.items():
-            self._failures[job.folder / name] = RemoteFailure(why, told)
+            self._failures[job.folder / name] = RemoteFailure(name_ours(why), told)
         for path in job.paths:
             if path not in self._failures and not job.has_left(path):
                 self.give_up(job, Failed(f"{job.describe()}: {path} did not come back from its worker"))
@@ -140,10 +149,12 @@ class Ledger:
         if path in self._errors:
             raise self._errors[path]
 
-    def forget_errors(self, paths: Iterable[Path]) -> None:
-        """So that another run tries again."""
+    def forget(self, paths: Iterable[Path]) -> None:
+        """What came of them, so that another run tries again what failed, and reads what is filed."""
         for path in paths:
             self._errors.pop(path, None)
+            self._failures.pop(path, None)
+            self._filed.discard(path)
 
     def close(self, job: Job) -> None:
         job.locks.close()
@@ -179,6 +190,8 @@ class Batch:
         self._references: tuple[Any, Any] | None = None
         rounds = works[0].config.rounds
         self._open = [_Item(each, work, work.place_of(each, rounds)) for each in self._served for work in works]
+        self.trainings = frozenset(item.path for item in self._open)
+        self.paths = {*self.trainings}  # of all files that it is about; grows by those of tests
 
     @property
     def is_open(self) -> bool:
@@ -187,11 +200,6 @@ class Batch:
     @property
     def jobs(self) -> set[Job]:
         return self._ledger.find(item.path for item in self._open)
-
-    @property
-    def paths(self) -> list[Path]:
-        """Files that are not there yet."""
-        return [item.path for item in self._open]
 
     def settle(self, places: int) -> Iterator[Outcome]:
         """Yield what has arrived or was on disk already; make jobs of what is left.
@@ -207,6 +215,7 @@ class Batch:
                 if isinstance(piece, Trained) and piece.failed is None:
                     tests = [self._make_test(item, name) for name in piece.served]
                     self._open += tests
+                    self.paths |= {each.path for each in tests}
                     fresh += [each for each in tests if not self._ledger.is_open(each.path)]
                 yield piece
         self._plan_trainings(places)
@@ -253,16 +262,21 @@ class Batch:
             return
         fair = math.ceil(len(cores) * len(self._works) / (2 * places))
         for group in cores.values():
-            for some in split(self._works, min(self._works[0].engine.together, fair)):
-                items = [left[t, work.run.seed] for work in some for t in group if (t, work.run.seed) in left]
-                if items:
-                    self._add_job(0, items)
+            alike: dict[tuple[Method, ...], list[Work]] = {}  # by what is left of the group: a job trains all of it
+            for work in self._works:
+                alike.setdefault(tuple(t for t in group if (t, work.run.seed) in left), []).append(work)
+            for trainings, works in alike.items():
+                for some in split(works, min(works[0].engine.together, fair)) if trainings else []:
+                    self._add_job(0, [left[t, work.run.seed] for work in some for t in trainings])
 
 
 def _check_sizes(trainings: Iterable[Method], works: Sequence[Work]) -> None:
     """Refuse now what could not be sent once it is trained."""
     clients = max(len(work.run.shards) for work in works)
-    size = max(clients * training.state_bytes for training in trainings)
+    size = 0
+    for training in trainings:
+        with suppress(Failed, InputError):  # its worker will say so
+            size = max(size, clients * (training.state_bytes + BLOCK) if training.state_bytes else 0)
     if size > LARGEST_FILE:
         raise InputError(
             f"what {clients} clients keep takes {size / 2**30:.0f} GiB, more than workers can send; run it without Ray."

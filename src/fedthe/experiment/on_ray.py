@@ -64,6 +64,7 @@ class _Slot:
 
     name: str
     actor: Any
+    config: Config  # engine, device and precision
     call: Any = None  # Ray's reference to what it is doing
     job: Job | None = None  # None: it is starting, or idle
     pid: int = 0  # 0: it is starting
@@ -75,7 +76,7 @@ class RayWorkers:
     def __init__(self, ray: Any, cpus: int | None = None) -> None:
         self._ray, self._asked, self._share = ray, cpus, Share()
         self._slots: list[_Slot] = []
-        self._engines: dict[tuple[Any, ...], RemoteEngine] = {}
+        self._engines: dict[tuple[object, ...], RemoteEngine] = {}
         self._how: Config | None = None  # that of the first experiment: engine, device and precision
         self._ledger = Ledger()
         self._names: dict[int, str] = {}  # by the number of a job: the worker that had it last
@@ -92,7 +93,7 @@ class RayWorkers:
     def find_engine(self, config: Config) -> RemoteEngine:
         if config.device.startswith("cuda:"):
             raise InputError(f"on Ray each worker has a GPU of its own; set device=cuda in place of {config.device}.")
-        how = config.engine, config.device, config.precision, config.threads
+        how = _take_how(config)
         if how not in self._engines:
             if self._how is None:
                 self._share = size_workers(list_machines(self._ray), config, self._asked)
@@ -116,8 +117,11 @@ class RayWorkers:
                     self._step()
             self._read_mail()
         finally:
-            self._drop(batch)
-            self._ledger.forget_errors(batch.paths)
+            over = [batch, *(each for each in self._ahead if each.trainings <= batch.trainings)]
+            for each in over:
+                self._drop(each)
+            self._ahead = [each for each in self._ahead if each not in over]
+            self._ledger.forget(batch.paths)
 
     def _drop(self, batch: Batch) -> None:
         """Close its jobs, but those that a worker is doing."""
@@ -163,14 +167,14 @@ class RayWorkers:
     def _open_mailbox(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=True)
-        return self._ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
+        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
+        return self._ray.remote(_Mailbox).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
 
     def _start_worker(self, config: Config) -> _Slot:
         taken = {slot.name for slot in self._slots}
         name = next(name for name in (f"worker {n}" for n in count(1)) if name not in taken)
         remote = self._ray.remote(_Actor).options(num_cpus=self._share.cpus, num_gpus=self._share.gpus)
-        slot = _Slot(name, remote.remote(max(1, self._share.cpus), self._mailbox))
+        slot = _Slot(name, remote.remote(max(1, self._share.cpus), self._mailbox), config)
         slot.call = slot.actor.describe.remote(config)
         self._slots.append(slot)
         return slot
@@ -187,7 +191,9 @@ class RayWorkers:
 
     def _describe(self, config: Config) -> RemoteEngine:
         """What workers compute with, as the first one says."""
-        slot = next(iter(self._find_idle()), None) or self._start_worker(config)
+        while (slot := next(iter(self._find_idle()), None)) is None and len(self._slots) >= self._capacity:
+            self._await_calls()  # those of an earlier experiment that was stopped
+        slot = slot or self._start_worker(config)
         call, began = slot.call or slot.actor.describe.remote(config), time.monotonic()
         while not self._ray.wait([call], timeout=PULSE)[0]:
             if time.monotonic() - began > LOOK:
@@ -197,10 +203,25 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             self._end(slot)
             raise _refuse_start(error) from None
-        if refusal := _find_refusal(about):
+        if fault := self._find_fault(config, about):
             self._end(slot)
-            raise InputError(refusal)
+            raise InputError(fault)
+        slot.call, slot.pid = None, about.pid
         return RemoteEngine(getattr(torch, about.dtype.rpartition(".")[2]), about.together, about.environment)
+
+    def _find_fault(self, config: Config, about: WorkerInfo) -> str:
+        """Why a worker cannot take part, or would compute other numbers than the others; empty if it can."""
+        if about.refused:
+            return about.refused
+        if about.code != hash_package():
+            return "a worker has another fedthe than this process; install the same version everywhere."
+        for how, engine in self._engines.items():
+            one, other = engine.environment["torch"], about.environment["torch"]
+            if one != other:
+                return f"workers have torch {one} and {other}; install the same version everywhere."
+            if how == _take_how(config) and str(engine.dtype) != about.dtype:
+                return f"workers compute in {engine.dtype} and {about.dtype}; set precision=float32."
+        return ""
 
     def _end(self, slot: _Slot) -> None:
         self._slots.remove(slot)
@@ -215,6 +236,10 @@ class RayWorkers:
         self._start_workers()
         self._plan_ahead()
         self._assign()
+        self._await_calls()
+
+    def _await_calls(self) -> None:
+        """Wait a moment for workers, and take what those that are ready have done."""
         calls = [slot.call for slot in self._slots if slot.call is not None]
         if not calls:
             time.sleep(PULSE)
@@ -224,7 +249,11 @@ class RayWorkers:
 
     def _read_mail(self, patience: float | None = None) -> None:
         running = {slot.job.number: slot.job for slot in self._slots if slot.job}
-        for number, message in self._ray.get(self._mailbox.take.remote(), timeout=patience):
+        try:
+            mail = self._ray.get(self._mailbox.take.remote(), timeout=patience)
+        except self._ray.exceptions.RayActorError:  # Ray starts it again; progress is lost, and no result
+            return
+        for number, message in mail:
             if isinstance(message, Event):
                 tell(replace(message, worker=self._names[number]))
             elif number in running:  # else its result has already arrived
@@ -273,7 +302,7 @@ class RayWorkers:
         if len(self._ledger.jobs) < self._capacity:
             planned = next(self._upcoming, None)
             if planned is not None:
-                with suppress(InputError):  # its own turn will say so
+                with suppress(InputError, Failed):  # its own turn will say so
                     self._ahead.append(self._open_batch(*planned))
         for batch in [*self._ahead]:
             try:
@@ -296,36 +325,32 @@ class RayWorkers:
             return
         job, slot.call, slot.job = slot.job, None, None
         if isinstance(result, WorkerInfo):
-            slot.pid = result.pid
-            self._check_worker(result)
+            if fault := self._find_fault(slot.config, result):
+                self._end(slot)  # it must do no task of a later experiment
+                self._count_failed_start(InputError(fault), most=1)
+            else:
+                slot.pid, self._failed_starts = result.pid, 0
         elif job is not None:
-            for text in result.warnings:
-                warnings.warn(text, stacklevel=2)
             self._ledger.file(job, result)
 
-    def _check_worker(self, about: WorkerInfo) -> None:
-        """A worker is ready. It must compute the same numbers as the others."""
-        if refusal := _find_refusal(about):
-            raise InputError(refusal)
-        self._failed_starts = 0
-        first = next(iter(self._engines.values()))
-        one, other = first.environment["torch"], about.environment["torch"]
-        if one != other:
-            raise InputError(f"workers have torch {one} and {other}; install the same version everywhere.")
-        if about.dtype != str(first.dtype):
-            raise InputError(f"workers compute in {first.dtype} and {about.dtype}; set precision=float32.")
+    def _count_failed_start(self, why: InputError, most: int) -> None:
+        """A worker cannot take part. Others go on without it; if there are none, a few failed starts end the run."""
+        self._failed_starts += 1
+        self._look = time.monotonic() + LOOK * self._failed_starts
+        if any(slot.pid for slot in self._slots):
+            warnings.warn(f"a worker could not start: {why}", stacklevel=2)
+        elif self._failed_starts >= most:
+            raise why
 
     def _replace_lost(self, slot: _Slot, error: Exception) -> None:
         """A worker is gone. Another one runs its task."""
         self._read_mail()  # its last checkpoint may be there
         job = slot.job
         self._end(slot)  # it may be alive, if only its result was lost
-        self._look = 0.0
         if job is None:
-            self._failed_starts += 1
-            if self._failed_starts >= MOST_LOSSES:
-                raise _refuse_start(error)
+            self._count_failed_start(_refuse_start(error), most=MOST_LOSSES)
             return
+        self._look = 0.0
         job.locks.close()
         job.losses += 1
         why = _last_line(error)
@@ -335,11 +360,9 @@ class RayWorkers:
         warnings.warn(f"{slot.name} was lost; {job.describe()} is run again on another.", stacklevel=2)
 
 
-def _find_refusal(about: WorkerInfo) -> str:
-    """Why a worker cannot take part; empty if it can."""
-    other = about.code != hash_package()
-    mixed = "a worker has another fedthe than this process; install the same version everywhere."
-    return about.refused or (mixed if other else "")
+def _take_how(config: Config) -> tuple[object, ...]:
+    """The settings that an engine depends on."""
+    return config.engine, config.device, config.precision, config.threads
 
 
 def _refuse_start(error: Exception) -> InputError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class TaskResult:
     failures: Mapping[str, tuple[str, str | None]] = field(default_factory=dict)  # by file: why, and the traceback
     warnings: tuple[str, ...] = ()
     refused: str = ""  # a sentence for the user
+    folder: str = ""  # that of the run on the worker, which sentences may name
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,13 @@ def write_files(folder: Path, files: Files) -> None:
         kind, slash, stem = name.partition("/")
         if not slash or Path(stem).name != stem or not stem.endswith(FOLDERS.get(kind, ("/",))):
             raise InputError(f"a worker sent {name!r}, which is no file of a run.")
-    for name in files:
-        if name.endswith(".clients"):  # a checkpoint of other states must not stay beside it
-            (folder / name).with_suffix(".safetensors").unlink(missing_ok=True)
-    for name in sorted(files, key=lambda name: (kinds.index(name.partition("/")[0]), Path(name).suffix)):
-        store.write_bytes(folder / name, files[name])
+    order = sorted(files, key=lambda name: (kinds.index(name.partition("/")[0]), Path(name).suffix))
+    with ExitStack() as parts:  # they take their places at the end, the last that entered first
+        for name in reversed(order):
+            parts.enter_context(store.whole_file(folder / name)).write_bytes(files[name])
+        for name in files:
+            if name.endswith(".clients"):  # a checkpoint of other states must never stand beside it
+                (folder / name).with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def _list_code(config: Config) -> list[str]:

@@ -26,7 +26,17 @@ from ..fingerprint import hash_package
 from ..methods.base import Method
 from ..progress.events import Event, TrainEvent, listening
 from .training import train_some
-from .transfer import Files, Payload, Task, TaskResult, WorkerInfo, list_files, read_files, unpack, write_files
+from .transfer import (
+    Files,
+    Payload,
+    Task,
+    TaskResult,
+    WorkerInfo,
+    list_files,
+    read_files,
+    unpack,
+    write_files,
+)
 from .work import Work, pick_engine_of, prepare
 
 Post = Callable[[int, Event | Files], object]  # of a task's number: progress, or a checkpoint on the way
@@ -66,7 +76,7 @@ class Worker:
                 done = TaskResult(refused=str(error))
             finally:
                 shutil.rmtree(self._run, ignore_errors=True)
-        return replace(done, warnings=tuple(dict.fromkeys(map(_say_warning, heard))))
+        return replace(done, warnings=tuple(dict.fromkeys(map(_say_warning, heard))), folder=str(self._run))
 
     def close(self) -> None:
         """Remove its folder."""
@@ -90,15 +100,18 @@ class Worker:
                         if isinstance(outcome, Failed):
                             path = work.place_of(training, work.config.rounds)
                             failures[path.relative_to(self._run).as_posix()] = str(outcome), format_traceback(outcome)
+                        records.compact_progress(work.place_of(training, work.config.rounds))
             else:
                 ((training, names),), (work,) = served.items(), works
                 try:
                     reached = work.begin(training, work.checkpoint(training, names))
+                    if reached.round != work.config.rounds:
+                        raise Failed(f"{names[0]}: its training has {reached.round} of {work.config.rounds} rounds")
                     work.answer(task.tested, methods[task.tested], work.key_of(training), reached, wait=True)
                 except Failed as error:
                     failures[task.outputs[0]] = str(error), format_traceback(error)
-        files = read_files(self._run, list_files(self._run))
-        return TaskResult({name: each for name, each in files.items() if task.resume.get(name) != each}, failures)
+        names = [name for name in list_files(self._run) if task.tested is None or not name.startswith("trainings/")]
+        return TaskResult(_read_new(self._run, names, task), failures)
 
     def _check(
         self, task: Task, methods: dict[str, Method], works: Sequence[Work], trainings: Sequence[Method]
@@ -151,19 +164,23 @@ class _Reporter:
             self._state, self._sent = self._look(), now
 
     def _look(self) -> dict[str, int]:
-        """The files of trainings, and when they were written."""
+        """The checkpoints, and when they were written. Clients' states on file count from the next checkpoint on."""
+        names = [name for name in list_files(self._folder) if name.endswith(".safetensors")]
         with suppress(OSError):
-            return {name: (self._folder / name).stat().st_mtime_ns for name in list_files(self._folder)}
+            return {name: (self._folder / name).stat().st_mtime_ns for name in names}
         return {}
 
     def _send(self) -> None:
         names = list_files(self._folder)
-        on_file = any(name.endswith(".clients") for name in names)
-        if not on_file and sum((self._folder / name).stat().st_size for name in names) <= LARGEST_ON_THE_WAY:
-            files = read_files(self._folder, names)
-            self._post(
-                self._task.number, {name: each for name, each in files.items() if self._task.resume.get(name) != each}
-            )
+        if sum((self._folder / name).stat().st_size for name in names) <= LARGEST_ON_THE_WAY:
+            self._post(self._task.number, _read_new(self._folder, names, self._task))
+
+
+def _read_new(folder: Path, names: Sequence[str], task: Task) -> Files:
+    """What the task did not come with. Clients' states on file go with the checkpoint that refers to them."""
+    files = read_files(folder, names)
+    changed = {name for name, each in files.items() if task.resume.get(name) != each}
+    return {name: each for name, each in files.items() if name.replace(".clients", ".safetensors") in changed}
 
 
 def _say_warning(heard: warnings.WarningMessage) -> str:
