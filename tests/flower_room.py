@@ -7,7 +7,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedthe import records
+from fedthe import records, tree
 from fedthe.deploy.flower import client_app, messages, server_app
 from fedthe.deploy.flower.rounds import name_leaves
 from fedthe.deploy.flower.status import read_status
@@ -90,6 +90,11 @@ class Room:
         last = [path for path in paths if ".before." not in path.name]
         return records.load_progress(last[0]) if last else None
 
+    def read_state(self, client):
+        """What a client keeps, from its newest file."""
+        paths = (self.folder / f"client-{client}").glob(f"{self.terms.id}-*.safetensors")
+        return load_newest(paths).server.shared
+
     @property
     def status(self):
         return read_status(self.folder / "server")
@@ -113,7 +118,22 @@ def simulate(terms):
     return train(method.training, work.run.shards, terms.settings, terms.seed, engine=Loop(threads=1))
 
 
+def load_newest(paths):
+    """The progress of the highest round, which ends the file's name."""
+    return records.load_progress(max(paths, key=lambda path: int(path.stem.rpartition("-")[2])))
+
+
 def assert_same(one, other):
-    one, other = (name_leaves(each.server.shared, each.averages) for each in (one, other))
+    """Two servers."""
+    assert_equal(*(name_leaves(each.server.shared, each.averages) for each in (one, other)))
+
+
+def assert_same_states(room, simulated):
+    """What clients keep."""
+    for client, state in enumerate(simulated.clients):
+        assert_equal(tree.flatten(room.read_state(client)), tree.flatten(state))
+
+
+def assert_equal(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -132,7 +132,7 @@ class Federation:
             raise RuntimeError(f"{name} did not start:\n{log[-2000:]}")
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
-        """End a process and those that it started."""
+        """End a process and those that it started in its group. A server's app ends by itself when it notices."""
         process = self.processes.pop(name)
         try:
             os.killpg(process.pid, how)

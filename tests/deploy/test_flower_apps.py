@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import fedthe  # noqa: E402
-from fedthe import cli, records, tree  # noqa: E402
+from fedthe import cli, records  # noqa: E402
 from fedthe.deploy.flower import client_app, messages, server_app, status  # noqa: E402
 from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
@@ -30,7 +30,16 @@ from fedthe.engine.loop import Loop  # noqa: E402
 from fedthe.engine.train import train  # noqa: E402
 from fedthe.errors import Failed  # noqa: E402
 from fedthe.experiment.work import prepare  # noqa: E402
-from flower_room import CLIENTS, QUICK, Room, assert_same, identity, read_defaults, simulate  # noqa: E402, F401
+from flower_room import (  # noqa: E402, F401
+    CLIENTS,
+    QUICK,
+    Room,
+    assert_same,
+    assert_same_states,
+    identity,
+    read_defaults,
+    simulate,
+)
 from helpers import fails  # noqa: E402
 
 
@@ -45,7 +54,9 @@ def finished(tmp_path_factory):
 
 
 def test_a_federation_gives_the_numbers_of_a_simulation(finished):
-    assert_same(finished.progress, simulate(finished.terms))
+    expected = simulate(finished.terms)
+    assert_same(finished.progress, expected)
+    assert_same_states(finished, expected)
 
 
 @pytest.mark.parametrize("name", fedthe.METHODS)
@@ -55,14 +66,16 @@ def test_every_method_trains_through_its_apps(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Member, "export", lambda member, model, mine: None)
     net = " net=resnet20_gn" if name in ("tent", "sar", "rotta") else ""
     room = Room(tmp_path, method=name, clients=2, rounds=1 if net else 2, settings=QUICK + net)
-    assert_same(room.run(), simulate(room.terms))
+    expected = simulate(room.terms)
+    assert_same(room.run(), expected)
+    assert_same_states(room, expected)
 
 
 def test_messages_are_few_and_hold_no_more_than_they_must(finished):
     kinds = [message.metadata.message_type for message in finished.sent]
     # one to greet each client, then at most one to train and one to evaluate in each round
     assert kinds == ["query"] * 3 + (["train"] * 3 + ["evaluate"] * 3) * 2
-    progress, terms = finished.progress, finished.terms
+    progress = finished.progress
     shared = name_leaves(progress.server.shared, progress.averages)
     (message,) = [m for m in finished.sent if m.metadata.message_type == "train"][:1]
     answer = client_app.app(message, finished.make_context(0))
@@ -72,9 +85,9 @@ def test_messages_are_few_and_hold_no_more_than_they_must(finished):
     assert answer.content.array_records["arrays"].count_bytes() < sum(4 * leaf.numel() for leaf in sent.values()) + 1000
     assert set(answer.content.metric_records["metrics"]) == {"rows", "loss", "seconds"}
     assert not answer.content.config_records
-    kept = tree.flatten(terms.method.training.start(terms.method.net.zeros()).mine)
-    assert kept  # a personal head, which is in no message
-    assert not any(name.removeprefix("personal.") in sent for name in kept)
+    head = finished.read_state(0)["personal"]["personal"]["out"]
+    assert head.numel() > 100
+    assert not any(torch.equal(head, leaf) for leaf in sent.values())
 
 
 def test_the_status_tells_rounds_clients_accuracy_seconds_and_bytes(finished):
@@ -256,15 +269,17 @@ def test_an_origin_is_part_of_a_file_s_name_and_nothing_else(tmp_path, finished,
     assert not (tmp_path / "client-0").exists()
 
 
-def test_a_node_that_comes_back_under_another_id_has_its_state(tmp_path, finished):
+def test_a_node_that_comes_back_under_another_id_has_its_state(tmp_path):
     def spoil(client, kind, round, answer):
         if kind == "train" and round == 1 and client == 1:
             del room.nodes[101]
             room.nodes[999] = 1
         return answer
 
-    room = Room(tmp_path, spoil)
-    assert_same(room.run(), finished.progress)
+    room = Room(tmp_path, spoil, method="scaffold")  # whose uploads depend on the state
+    expected = simulate(room.terms)
+    assert_same(room.run(), expected)
+    assert_same_states(room, expected)
     assert room.status.of(1).node == "999"
 
 
@@ -273,6 +288,19 @@ def test_a_node_that_is_gone_is_waited_for_no_longer_than_asked(tmp_path):
     del room.nodes[102]
     progress = room.run()
     assert progress.server.skipped == tuple(f"client 2 in round {n}: its node is not there; left out" for n in (1, 2))
+
+
+def test_a_greeting_that_got_lost_is_repeated(tmp_path):
+    def lose(client, kind, round, answer):
+        first = [message.metadata.dst_node_id for message in room.sent].count(101) == 1
+        return fail(answer, "gone", ErrorCode.MESSAGE_UNAVAILABLE) if client == 1 and first else answer
+
+    room = Room(tmp_path, lose, rounds=1, timeout=1e6, wait=60.0)
+    room.run()
+    assert room.status.history[0].clients == [0, 1, 2]
+    greetings = [message.metadata for message in room.sent if message.metadata.message_type == "query"]
+    assert [each.dst_node_id for each in greetings] == [100, 101, 102, 101]
+    assert {each.ttl for each in greetings} == {600.0}  # Flower says then that it is lost, however long rounds take
 
 
 def test_strangers_are_refused(tmp_path, capsys):

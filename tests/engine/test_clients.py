@@ -25,6 +25,7 @@ from clients_states import (
     start,
 )
 from fedthe import tree
+from fedthe.engine import clients as clients_module
 from fedthe.engine.clients import BLOCK, Clients
 from fedthe.engine.slots import HEADER
 from fedthe.errors import Damaged, InputError
@@ -166,6 +167,21 @@ def test_the_file_stays_bounded_if_others_are_forgotten(tmp_path):
     for number in range(40):
         numbers[number % COUNT] = numbers[(number + 2) % COUNT] = number
     assert_holds(clients, numbers)
+
+
+@pytest.mark.parametrize("chunk", [1, 2 * BLOCK, 2**26])
+def test_a_copy_holds_the_same_without_gaps(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(clients_module, "CHUNK", chunk)
+    clients = put(put(start(0, tmp_path / "file"), [0, 1, 2, 3, 5], 0), [1, 5], 1)
+    assert clients.has_gaps
+    copy = clients.copy_to(tmp_path / "copy")
+    for kept in (clients, copy):
+        assert_holds(kept, [0, 1, 0, 0, -1, 1, -1])
+    assert not copy.has_gaps
+    assert (tmp_path / "copy").stat().st_size == 5 * BLOCK
+    checkpoint(copy, tmp_path / "saved")
+    assert not restore(tmp_path / "saved", tmp_path / "copy").has_gaps
+    assert not put(start(NEEDED), [0, 1], 0).has_gaps  # in memory
 
 
 def test_records_larger_than_a_block_take_several(tmp_path):

@@ -312,7 +312,9 @@ def test_a_worker_of_another_version_does_no_task(workers, monkeypatch):
 
 def test_workers_are_compared_with_those_of_their_own_settings(workers, monkeypatch):
     start(workers, 1)
-    (slot, *_) = workers._slots
+    slot, *others = workers._slots
+    for each in others:
+        workers._end(each)
     engines = {("stack", "cpu", "bfloat16", None): RemoteEngine(torch.bfloat16, 8, {"torch": torch.__version__})}
     monkeypatch.setattr(workers, "_engines", engines | workers._engines)
     describe_again(workers, slot)
@@ -322,9 +324,9 @@ def test_workers_are_compared_with_those_of_their_own_settings(workers, monkeypa
     wrong = {how: RemoteEngine(torch.bfloat16, 8, each.environment) for how, each in known.items()}
     monkeypatch.setattr(workers, "_engines", wrong)
     describe_again(workers, slot)
-    monkeypatch.setattr(workers, "_slots", [slot])
     with pytest.raises(InputError, match=r"workers compute in torch.bfloat16 and torch.float32"):
         workers._await_calls()
+    assert workers._slots == []
     workers._failed_starts, workers._look = 0, 0.0
 
 

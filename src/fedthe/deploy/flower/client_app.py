@@ -22,7 +22,7 @@ from ...engine.server import Diverged
 from ...errors import Failed, InputError
 from . import messages, secure
 from .member import Member, Model, join
-from .rounds import name_leaves, take_leaves
+from .rounds import check_mean, name_leaves, take_leaves
 from .terms import Terms, Value, make_terms
 
 Handler = Callable[[Message, Member, float], Message]  # with the time at which the work began
@@ -36,8 +36,9 @@ def handle(work: Handler) -> Callable[[Message, Context], Message]:
     def handler(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         try:
-            check_run(context.run_config, context.node_config)
-            return work(message, open_member(make_terms(context.run_config), context.node_config), began)
+            terms = make_terms(context.run_config)
+            check_run(context.run_config, context.node_config, terms)
+            return work(message, open_member(terms, context.node_config), began)
         except (InputError, Failed) as error:
             if secure.is_masked(message):  # SecAgg+ leaves out a client that fails
                 raise
@@ -46,9 +47,11 @@ def handle(work: Handler) -> Callable[[Message, Context], Message]:
     return handler
 
 
-def check_run(run: Mapping[str, Value], node: Mapping[str, Value]) -> None:
-    """A node's owner can insist on secure aggregation."""
-    if node.get("secure") and not run.get("secure-aggregation"):
+def check_run(run: Mapping[str, Value], node: Mapping[str, Value], terms: Terms) -> None:
+    """A node's owner can insist on secure aggregation. The server is not trusted to refuse what it does not cover."""
+    if run.get("secure-aggregation"):
+        check_mean(terms, "secure-aggregation")
+    elif node.get("secure"):
         raise InputError("this node takes part in runs with secure-aggregation=true only.")
 
 

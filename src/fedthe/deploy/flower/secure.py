@@ -46,9 +46,10 @@ masks.install()
 
 
 class Unmasked:
-    """The last round whose sum was unmasked, in a file: a server that starts again must know it, too.
+    """The last round that clients were asked to unmask, in a file: a server that starts again must know it, too.
 
-    A round must not be unmasked twice: the difference of two sums can be the upload of a client.
+    A round must not be unmasked twice: the difference of two sums can be the upload of a client. What clients were
+    asked for counts: their answers can arrive after the server has given up.
     """
 
     def __init__(self, path: Path) -> None:
@@ -222,7 +223,7 @@ class _Catch:
 
 
 class _Workflow(SecAggPlusWorkflow):
-    """It unmasks a sum only if the round can be finished with it, and notes that before."""
+    """It unmasks a sum only if the round can be finished with it, and notes that before it asks clients for shares."""
 
     def __init__(self, asked: Asked, limit: float) -> None:
         shares = 1.0 if len(asked.states) <= MOST_SHARES else MOST_SHARES
@@ -246,12 +247,8 @@ class _Workflow(SecAggPlusWorkflow):
         self.wrong = {node: rows for node, rows in claims.items() if not 1 <= rows <= self.asked.most}
         if self.wrong or len(claims) < self.asked.fewest:
             return False
-        before = self.asked.unmasked.read()
         self.asked.unmasked.write(self.asked.round + 1)
-        done = super().unmask_stage(grid, context, state)
-        if not done:  # there were too few shares of a key, so what it masks stays masked
-            self.asked.unmasked.write(before)
-        return done
+        return super().unmask_stage(grid, context, state)
 
 
 class _Exchange:
@@ -264,6 +261,8 @@ class _Exchange:
 
     def send_and_receive(self, asked: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         asked = list(asked)
+        for each in asked:
+            each.metadata.ttl = self.limit  # no answer counts later
         self.bytes["down"] += sum(messages.count_content(each) for each in asked)
         replies = self.mail.exchange(asked, self.limit)
         silent = {each.metadata.dst_node_id for each in asked} - replies.keys()

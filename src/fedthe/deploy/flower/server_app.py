@@ -31,6 +31,7 @@ DELTA = 1e-5  # at which epsilon is reported
 ATTEMPTS = 3  # per round, while too few clients answer
 MOST_WEIGHT = 8  # times the median number of rows
 LOOK = 1.0  # seconds between looks for nodes
+GREETING = 600.0  # seconds at most that a node may take to answer a greeting, before it is greeted again
 app = ServerApp()
 
 
@@ -45,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     print(f"its checkpoint and status are in {options.folder}", flush=True)
     if options.noise:
         epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
-        print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}", flush=True)
+        print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}, if no round is repeated", flush=True)
     Coordinator(grid, context, terms, options).run()
 
 
@@ -147,7 +148,7 @@ class Coordinator:
     def _greet(self, nodes: set[int]) -> None:
         """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone unnoticed."""
         hello = {node: RecordDict() for node in sorted(nodes)}
-        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, self.options.timeout))
+        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, min(self.options.timeout, GREETING)))
 
     def _hear(self) -> None:
         """Take the answers of nodes that were greeted."""
@@ -193,8 +194,8 @@ class Coordinator:
         for attempt in range(ATTEMPTS):
             if self.options.secure and self._unmasked.read() > number:
                 raise Failed(
-                    f"the sum of round {number + 1} was unmasked already, and with a second one the upload of a client "
-                    f"may be found; delete {self._unmasked.path} to try the round again all the same"
+                    f"clients were asked to unmask the sum of round {number + 1} already, and with a second sum the "
+                    f"upload of a client may be found; delete {self._unmasked.path} to try the round again all the same"
                 )
             began = time.perf_counter()
             self._say(f"round {number + 1}")
