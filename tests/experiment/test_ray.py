@@ -477,20 +477,31 @@ def test_what_workers_cannot_do_is_refused(workers, small):
     fails(lambda: RayWorkers(ray, cpus=64).find_engine(make_config({})), "has 64 cores")
 
 
+@contextmanager
+def heeded(number):
+    """A signal that processes started in the block do not ignore. Those that a shell starts in the background do."""
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_is_continued_without_ray(how, small, monkeypatch):
     asked = {**small, "methods": ["ditto"]}
     words = [f"{key}={','.join(value) if isinstance(value, list) else value}" for key, value in asked.items()]
     words += ["rounds=100000", "checkpoint_seconds=0", "out=run"]
     command = [sys.executable, "-m", "fedthe", "run", *words, "--ray", "--ray-cpus", "1"]
-    child = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
-    )
+    with heeded(signal.SIGINT):
+        child = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+        )
     try:
         ends = time.monotonic() + 60
         while not list(Path("run").glob("trainings/*.safetensors")):

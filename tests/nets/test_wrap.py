@@ -217,7 +217,8 @@ def test_a_run_files_a_module_by_its_content(data, tmp_path):
         "methods": ["fedavg"],
         "crop": 0,
     }
-    config = make_config(small | {"samples": 4, "tests": ["original"], "out": str(tmp_path / "run"), "threads": 2})
+    how = {"samples": 4, "tests": ["original"], "device": "cpu", "threads": 2}
+    config = make_config(small | how | {"out": str(tmp_path / "run")})
 
     def run(net):
         return run_prepared(*prepare(config, net=net))
