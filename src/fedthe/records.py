@@ -105,9 +105,9 @@ def compact_progress(path: Path) -> None:
 
     Not safe against a crash.
     """
-    found = load_progress(path)
+    states = clients_file(path)
+    found = load_progress(path) if states.exists() else None
     if found is not None and found.clients.has_gaps:
-        states = clients_file(path)
         states.unlink()  # it stays open until it is copied
         save_progress(path, replace(found, clients=found.clients.copy_to(states)))
 

@@ -52,8 +52,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     part = Path(name)
     try:
         yield part
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
+        sync_file(part)
         part.chmod(0o666 & ~_umask())
         try:
             os.replace(part, path)
@@ -100,6 +99,12 @@ def sweep(folder: Path, start: str) -> None:
                 shutil.rmtree(each, ignore_errors=True)
             else:
                 each.unlink(missing_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Wait until its content is on the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:

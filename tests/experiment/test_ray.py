@@ -19,11 +19,13 @@ from fedthe.config import make_config
 from fedthe.engine.remote import RemoteEngine
 from fedthe.errors import InputError
 from fedthe.experiment import on_ray
-from fedthe.experiment.cluster import connected, count_places, size_workers
+from fedthe.experiment.cluster import Share, connected, count_places, size_workers
 from fedthe.experiment.jobs import Job
 from fedthe.experiment.on_ray import RayWorkers
+from fedthe.experiment.training import group_by_training
 from fedthe.experiment.work import prepare
 from fedthe.experiment.workers import use_workers
+from fedthe.fingerprint import hash_package
 from fedthe.methods.base import FedAvg
 from fedthe.nets import CNN
 from fedthe.progress.events import AnswerEvent, TrainEvent, listening
@@ -289,6 +291,13 @@ def start(workers, count):
         assert time.monotonic() < ends
 
 
+def note_tasks(monkeypatch):
+    """What workers are asked to do, in order."""
+    assigned, make_task = [], Job.make_task
+    monkeypatch.setattr(Job, "make_task", lambda job: assigned.append(job.describe()) or make_task(job))
+    return assigned
+
+
 def describe_again(workers, slot):
     """As if the worker had just started."""
     slot.call, slot.pid = slot.actor.describe.remote(slot.config), 0
@@ -300,14 +309,92 @@ def test_a_worker_of_another_version_does_no_task(workers, monkeypatch):
     one, other = workers._slots
     monkeypatch.setattr(on_ray, "hash_package", lambda: "another")
     describe_again(workers, one)
-    with pytest.warns(UserWarning, match="a worker could not start: a worker has another fedthe"):
+    other.pid = 0  # it is still starting, in place of one that was lost
+    with pytest.warns(UserWarning, match="a worker is left out: a worker has another fedthe"):
         workers._await_calls()
     assert workers._slots == [other]  # it goes on
     describe_again(workers, other)
+    monkeypatch.setattr(workers, "_failed_starts", on_ray.MOST_LOSSES - 1)
     with pytest.raises(InputError, match="a worker has another fedthe than this process"):
         workers._await_calls()
     assert workers._slots == []
-    workers._failed_starts, workers._look = 0, 0.0
+    workers._look = 0.0
+
+
+def test_the_first_worker_may_be_one_that_cannot_take_part(workers, monkeypatch):
+    for slot in [*workers._slots]:
+        workers._end(slot)
+    monkeypatch.setattr(workers, "_engines", {})
+    codes = iter(["another"])
+    monkeypatch.setattr(on_ray, "hash_package", lambda: next(codes, hash_package()))
+    with pytest.warns(UserWarning, match="a worker is left out: a worker has another fedthe"):
+        engine = workers.find_engine(make_config({"device": "cpu"}))
+    assert engine.dtype == torch.float32
+    (slot,) = workers._slots
+    ray.get(slot.actor.ping.remote())
+    monkeypatch.setattr(workers, "_engines", {})
+    monkeypatch.setattr(on_ray, "hash_package", lambda: "another")
+    with pytest.warns(UserWarning, match="left out"):
+        fails(lambda: workers.find_engine(make_config({"device": "cpu"})), "a worker has another fedthe")
+    assert workers._slots == []
+
+
+def test_a_worker_s_bug_stops_the_experiment_that_it_belongs_to(workers, small):
+    methods, (work,) = prepare(make_config({**small, "methods": ["fedavg"]}))
+    start(workers, 1)
+    slot, ((training, served),) = workers._slots[0], group_by_training(methods).items()
+    path = work.place_of(training, work.config.rounds)
+    job = Job((1, 1), (None, None), [work], {training: served}, None, [path])
+    workers._ledger.add(job)
+    slot.job, slot.call = job, ray.remote(lambda: 1 / 0).remote()
+    while slot.call is not None:
+        workers._await_calls()
+    with pytest.raises(ZeroDivisionError):
+        workers._ledger.raise_error(path)
+    workers._ledger.forget([path])
+    assert not workers._ledger.jobs
+    assert workers._slots[0] is slot
+    ray.get(slot.actor.ping.remote())
+
+
+@pytest.mark.parametrize("then", ["the next run", "the end"])
+def test_what_arrives_while_a_run_is_stopped_is_filed(then, workers, small, monkeypatch):
+    """Ctrl-C while a result is written."""
+    write, stopped = Job.write, []
+
+    def stop(job, files):
+        if not stopped:
+            stopped.append(job)
+            raise KeyboardInterrupt
+        write(job, files)
+
+    monkeypatch.setattr(Job, "write", stop)
+    assigned = note_tasks(monkeypatch)
+    asked = {**small, "methods": ["fedavg"], "out": "ours"}
+    with use_workers(workers), pytest.raises(KeyboardInterrupt):
+        fedthe.run(**asked)
+    assert not list(Path("ours").glob("trainings/*.safetensors"))
+    if then == "the next run":
+        with use_workers(workers):
+            ours = fedthe.run(**asked)
+        assert assigned == ["training fedavg, seed 0", "testing fedavg, seed 0"]
+        assert_same(ours.folder, fedthe.run(**asked | {"out": "one"}).folder)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "_kill_actors", lambda: None)
+            workers.close()
+        assert len(list(Path("ours").glob("trainings/*.safetensors"))) == 1
+        workers._slots.clear()  # their actors are closed
+
+
+def test_ray_does_not_keep_the_data_of_experiments_that_are_over(workers, small, monkeypatch):
+    monkeypatch.setattr(on_ray, "MOST_SHARED", 2)
+    tables = []
+    for run in (small, GLYPHS, small):
+        with use_workers(workers):
+            tables.append(fedthe.run(**run, methods=["fedavg"]).table())
+        assert len(workers._shared) == 2
+    assert tables[0] == tables[2] != tables[1]
 
 
 def test_workers_are_compared_with_those_of_their_own_settings(workers, monkeypatch):
@@ -324,7 +411,7 @@ def test_workers_are_compared_with_those_of_their_own_settings(workers, monkeypa
     wrong = {how: RemoteEngine(torch.bfloat16, 8, each.environment) for how, each in known.items()}
     monkeypatch.setattr(workers, "_engines", wrong)
     describe_again(workers, slot)
-    with pytest.raises(InputError, match=r"workers compute in torch.bfloat16 and torch.float32"):
+    with pytest.warns(UserWarning, match=r"left out: workers compute in torch.bfloat16 and torch.float32"):
         workers._await_calls()
     assert workers._slots == []
     workers._failed_starts, workers._look = 0, 0.0
@@ -343,17 +430,16 @@ def test_an_engine_is_asked_for_while_all_workers_are_busy(workers, monkeypatch)
     assert workers._slots == before
 
 
-def test_what_failed_ahead_of_its_turn_is_not_tried_again_after_it(workers, small):
+def test_what_failed_ahead_of_its_turn_is_not_tried_again_after_it(workers, small, monkeypatch):
     Path("needs.py").write_text(NEEDS.replace("PLACE", repr(str(Path.cwd() / "there.txt"))))
     bad, good = {**small, "methods": ["needs.py:Needs"], "out": "bad"}, {**small, "methods": ["ditto"], "out": "good"}
-    started = []
-    with use_workers(workers), listening(lambda e: started.append(e) if isinstance(e, TrainEvent) else None):
+    assigned = note_tasks(monkeypatch)
+    with use_workers(workers):
         workers.look_ahead(iter([prepare(make_config({**bad, "device": "cpu"}))]))
         assert len(fedthe.run(**bad).failures) == 1
         assert workers._ahead == []
-        started.clear()
         fedthe.run(**good | {"rounds": 6})
-    assert {event.methods for event in started} == {("ditto",)}
+    assert assigned == ["training Needs, seed 0", "training ditto, seed 0", "testing ditto, seed 0"]
 
 
 def test_idle_workers_that_died_cost_no_task_a_try(workers, small, monkeypatch):
@@ -424,8 +510,7 @@ def test_a_task_that_loses_every_worker_ends_the_run(workers, small, monkeypatch
 
 def test_workers_that_are_idle_take_tasks_of_the_next_experiment(workers, small, monkeypatch):
     first, second = ({**small, "methods": [name], "out": name} for name in ("fedavg", "ditto"))
-    heard, assigned, make_task = [], [], Job.make_task
-    monkeypatch.setattr(Job, "make_task", lambda job: assigned.append(job.describe()) or make_task(job))
+    heard, assigned = [], note_tasks(monkeypatch)
     while len(workers._slots) < 2:  # a test before may have killed them
         workers._start_worker(workers._how)
     while not all(slot.pid for slot in workers._slots):
@@ -464,10 +549,14 @@ def test_tables_on_ray_are_those_of_one_process(workers, fedthe, data, tmp_path,
     assert read_folder(Path("ours-runs")) == read_folder(Path("one-runs"))
 
 
-def test_what_workers_cannot_do_is_refused(workers, small):
+def test_what_workers_cannot_do_is_refused(workers, small, monkeypatch):
     with use_workers(workers):
         fails(lambda: fedthe.run(**small | {"device": "cuda:1"}), "device=cuda in place of cuda:1")
-        fails(lambda: fedthe.run(**small | {"device": "cuda"}), "either GPUs or CPUs")
+        fails(lambda: fedthe.run(**small | {"device": "cuda"}), "no machine in this Ray cluster has a GPU")
+        workers.find_engine(make_config({"device": "auto"}))  # as there is none
+        with monkeypatch.context() as patch:
+            patch.setattr(workers, "_share", Share(1, 1))
+            fails(lambda: fedthe.run(**small | {"engine": "loop"}), "either GPUs or CPUs")
         fails(lambda: fedthe.run(**small, on_round=print), "on_round is for runs in this process")
         fails(lambda: fedthe.run(**small, methods=["fedavg", Prox]), "cannot load Prox", "put it into a file")
         fails(lambda: fedthe.run(**small, methods=["fedavg"], net=CNN(3, 3, 16)), "cannot load the network")

@@ -1,6 +1,7 @@
 """What travels to workers and back, and what a worker does with it. Nothing here needs Ray."""
 
 import os
+import platform
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fedthe
-from fedthe import records, tree
+from fedthe import records, store, tree
 from fedthe.config import make_config
 from fedthe.engine.clients import Clients
 from fedthe.errors import Failed
@@ -20,7 +21,7 @@ from fedthe.experiment import jobs
 from fedthe.experiment import worker as worker_module
 from fedthe.experiment.jobs import Batch, Job, Ledger
 from fedthe.experiment.training import group_by_training
-from fedthe.experiment.transfer import Task, list_files, pack, unpack, write_files
+from fedthe.experiment.transfer import Task, TaskResult, list_files, pack, unpack, write_files
 from fedthe.experiment.work import prepare
 from fedthe.experiment.worker import PREFIX, Worker
 from fedthe.methods.make import find_parts
@@ -243,6 +244,21 @@ def test_a_checkpoint_outlives_a_run_that_is_stopped_while_it_writes(worker, sma
             with pytest.raises(KeyboardInterrupt):
                 write_files(Path("run"), second)
         assert hash_states(path)[0] == 1
+    sync_file = store.sync_file
+    for number in range(len(second)):  # large files reach the disk after seconds
+        synced = []
+
+        def stop(part, number=number, synced=synced):
+            if len(synced) == number:
+                raise KeyboardInterrupt
+            synced.append(part)
+            sync_file(part)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "sync_file", stop)
+            with pytest.raises(KeyboardInterrupt):
+                write_files(Path("run"), second)
+        assert hash_states(path)[0] == 1
     write_files(Path("run"), done.files)
     assert hash_states(path)[0] == 3
 
@@ -289,6 +305,84 @@ def test_jobs_train_nothing_that_another_job_trains(small):
         assert not list(batch.settle(1))
     trained = [(served, work.run.seed) for job in ledger.jobs for served in job.trainings for work in job.works]
     assert len(trained) == len(set(trained)) == 6
+
+
+def make_job(methods, work):
+    """Train the first of the methods."""
+    training, served = next(iter(group_by_training(methods).items()))
+    path = work.place_of(training, work.config.rounds)
+    return Job((1, 1), (None, None), [work], {training: served}, None, [path])
+
+
+def test_a_checkpoint_to_keep_is_not_written_under_a_process_that_trains_it(worker, small):
+    asked = {**small, "methods": ["fedavg"], "keep": [1], "checkpoint_seconds": 0.0}
+    methods, (work,) = prepare(make_config(asked))
+    files = worker.do(make_task(methods, work), pack(work.config, "data"), work.federation.source).files
+    job = make_job(methods, work)
+    (kept,) = {Path(name).stem for name in files} - {job.paths[0].stem}
+    with hold(work.folder / "trainings" / f"{kept}.lock"):
+        job.write(files)
+        assert {Path(name).stem for name in list_files(work.folder)} == {job.paths[0].stem}
+    job.write(files)
+    assert list_files(work.folder) == sorted(files)
+    assert records.read_round(work.folder / "trainings" / f"{kept}.safetensors") == 1
+
+
+def test_how_a_job_failed_that_nobody_waits_for_is_forgotten(worker, small):
+    methods, (work,) = prepare(make_config({**small, "methods": ["fedavg"]}))
+    done = worker.do(make_task(methods, work), pack(work.config, "data"), work.federation.source)
+    ledger, (name,) = Ledger(), {name for name in done.files if name.endswith(".safetensors")}
+    refused, failed = TaskResult(refused="it is not there."), TaskResult(failures={name: ("it fails", None)})
+    for result in (refused, failed):
+        job = make_job(methods, work)
+        for dropped in (False, True):
+            ledger.add(job)
+            if dropped:
+                ledger.drop(job, running=True)
+            ledger.file(job, result)
+            (path,) = job.paths
+            found = ledger.find_failure(path) is not None
+            try:
+                ledger.raise_error(path)
+            except fedthe.errors.InputError:
+                found = True
+            assert found != dropped
+            assert not ledger.jobs
+    job = make_job(methods, work)
+    ledger.add(job)
+    ledger.drop(job, running=True)
+    ledger.file(job, done)
+    assert records.read_round(job.paths[0]) == 3  # what is done is not lost
+
+
+def test_a_worker_whose_disk_is_full_says_so(worker, small, monkeypatch):
+    methods, (work,) = prepare(make_config({**small, "methods": ["fedavg"]}))
+    payload, data = pack(work.config, "data"), work.federation.source
+
+    def fail(*given):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(worker_module, "train_some", fail)
+    done = worker.do(make_task(methods, work), payload, data)
+    assert done.refused == f"a worker on {platform.node()} says: No space left on device."
+
+
+def test_a_worker_keeps_as_many_federations_as_it_has_room_for(worker, small, monkeypatch):
+    methods, works = prepare(make_config({**small, "methods": ["fedavg"], "seeds": [0, 1]}))
+    (payload, data), kept = (pack(works[0].config, "data"), works[0].federation.source), []
+    for room in (2**30, 0):
+        monkeypatch.setattr(worker_module, "LARGEST_PREPARED", room)
+        for work in works:
+            done = worker.do(make_task(methods, work), payload, data)
+            assert not done.refused
+            assert not done.failures
+        kept.append(len(worker._prepared))
+    assert kept == [2, 1]
+    monkeypatch.undo()
+    worker.do(make_task(methods, works[0]), payload, data)
+    assert len(worker._prepared) == 2
+    worker.do(make_task(methods, works[0]), pack(works[0].config, "other data"), data)
+    assert [id for id, _ in worker._prepared] == [pack(works[0].config, "other data").id]
 
 
 def test_a_worker_refuses_to_compute_something_else(worker, small):

@@ -16,7 +16,7 @@ from ..engine.clients import BLOCK
 from ..errors import Failed, InputError, RemoteFailure
 from ..methods.base import Method
 from .training import group_by_training
-from .transfer import FOLDERS, LARGEST_FILE, Task, TaskResult, read_files, write_files
+from .transfer import FOLDERS, LARGEST_FILE, Files, Task, TaskResult, read_files, write_files
 from .work import Work, split
 from .workers import Answered, Outcome, Trained
 
@@ -35,6 +35,7 @@ class Job:
     paths: Sequence[Path]  # what it leaves, if it does not fail
     locks: ExitStack = field(default_factory=ExitStack)
     losses: int = 0
+    dropped: bool = False  # its experiment was stopped while a worker was doing it
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property
@@ -58,14 +59,13 @@ class Job:
         return records.read_round(path) == self.works[0].config.rounds
 
     def make_task(self) -> Task:
-        checkpoints = [
-            (each, work.place_of(each, work.config.rounds)) for work in self.works for each in self.trainings
-        ]
-        if self.tested is None:
-            for work in self.works:
-                for training in self.trainings:
-                    work.find_begun(training, work.place_of(training, work.config.rounds))  # or copies a shorter one
-        names = [self.name_of(path.with_suffix(suffix)) for _, path in checkpoints for suffix in FOLDERS["trainings"]]
+        names = []
+        for work in self.works:
+            for training in self.trainings:
+                path = work.place_of(training, work.config.rounds)
+                if self.tested is None:
+                    work.find_begun(training, path)  # or copies a shorter one
+                names += [self.name_of(path.with_suffix(suffix)) for suffix in FOLDERS["trainings"]]
         return Task(
             self.number,
             tuple(work.run.seed for work in self.works),
@@ -74,6 +74,16 @@ class Job:
             read_files(self.folder, names),
             tuple(map(self.name_of, self.paths)),
         )
+
+    def write(self, files: Files) -> None:
+        """File what a worker sent. Checkpoints to keep are those of another training, which a process may be doing."""
+        held = {path.stem for path in self.paths}
+        kept = {Path(name).stem for name in files if name.startswith("trainings/")} - held
+        write_files(self.folder, {name: each for name, each in files.items() if Path(name).stem not in kept})
+        for stem in sorted(kept):
+            with store.hold(self.folder / "trainings" / f"{stem}.lock", wait=False) as ours:
+                if ours:
+                    write_files(self.folder, {name: each for name, each in files.items() if Path(name).stem == stem})
 
     def name_of(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -94,7 +104,7 @@ class Ledger:
     def __init__(self) -> None:
         self._jobs: dict[Path, Job] = {}
         self._failures: dict[Path, Failed] = {}
-        self._errors: dict[Path, InputError | Failed] = {}
+        self._errors: dict[Path, Exception] = {}
         self._filed: set[Path] = set()
 
     @property
@@ -130,7 +140,7 @@ class Ledger:
         if done.refused:
             self.give_up(job, InputError(name_ours(done.refused)))
             return
-        write_files(job.folder, done.files)
+        job.write(done.files)
         for name, (why, told) in done.failures.items():
             self._failures[job.folder / name] = RemoteFailure(name_ours(why), told)
         for path in job.paths:
@@ -140,7 +150,7 @@ class Ledger:
         self._filed |= {*job.paths}
         self.close(job)
 
-    def give_up(self, job: Job, error: InputError | Failed) -> None:
+    def give_up(self, job: Job, error: Exception) -> None:
         """Close the job. The error stops the experiment that it belongs to, and no other."""
         self._errors |= dict.fromkeys(job.paths, error)
         self.close(job)
@@ -156,10 +166,18 @@ class Ledger:
             self._failures.pop(path, None)
             self._filed.discard(path)
 
+    def drop(self, job: Job, running: bool) -> None:
+        """Nobody waits for it any more. If a worker is doing it, what is filed counts, but not how it failed."""
+        job.dropped = running
+        if not running:
+            self.close(job)
+
     def close(self, job: Job) -> None:
         job.locks.close()
         for path in job.paths:
-            del self._jobs[path]
+            self._jobs.pop(path, None)
+        if job.dropped:
+            self.forget(job.paths)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from ..progress.events import Event, WaitEvent, WorkEvent, tell
 from ..text import flatten
 from .cluster import LOCAL, Share, connected, count_places, finish_within, list_machines, size_workers
 from .jobs import Batch, Job, Ledger
-from .transfer import Files, Payload, WorkerInfo, identify, pack, write_files
+from .transfer import Files, Payload, WorkerInfo, identify, pack
 from .work import Work
 from .worker import Worker
 from .workers import Outcome, use_workers
@@ -38,6 +38,7 @@ PATIENCE = 2.0  # seconds in which an idle worker answers
 LOOK = 5.0  # seconds between looks at the machines of the cluster
 MOST_LOSSES = 3  # workers that may be lost during one task
 MOST_EVENTS = 1000  # of progress in the mailbox
+MOST_SHARED = 8  # datasets and settings that Ray keeps for tasks to come
 CLOSING = 5.0  # seconds that idle workers have to remove their folders
 
 
@@ -80,7 +81,7 @@ class RayWorkers:
         self._how: Config | None = None  # that of the first experiment: engine, device and precision
         self._ledger = Ledger()
         self._names: dict[int, str] = {}  # by the number of a job: the worker that had it last
-        self._shared: dict[str, Any] = {}  # by id: references to data and settings
+        self._shared: OrderedDict[str, Any] = OrderedDict()  # by id: references to data and settings
         self._batches = count(1)
         self._upcoming: Iterator[tuple[Mapping[str, Method], Sequence[Work]]] = iter(())
         self._ahead: list[Batch] = []
@@ -95,16 +96,17 @@ class RayWorkers:
             raise InputError(f"on Ray each worker has a GPU of its own; set device=cuda in place of {config.device}.")
         how = _take_how(config)
         if how not in self._engines:
+            machines = list_machines(self._ray)
+            share = size_workers(machines, config, self._asked)
             if self._how is None:
-                self._share = size_workers(list_machines(self._ray), config, self._asked)
-            elif (config.device == "cpu") != (self._how.device == "cpu"):
+                self._share, self._capacity = share, count_places(machines, share)
+            elif share.gpus != self._share.gpus:
                 raise InputError(
                     "workers on Ray use either GPUs or CPUs; use another workers_on_ray block, or another command, for "
                     "the other ones."
                 )
             self._engines[how] = self._describe(config)
-            if self._how is None:
-                self._how, self._capacity = config, count_places(list_machines(self._ray), self._share)
+            self._how = self._how or config
         return self._engines[how]
 
     def compute(self, methods: Mapping[str, Method], works: Sequence[Work]) -> Iterator[Outcome]:
@@ -125,8 +127,9 @@ class RayWorkers:
 
     def _drop(self, batch: Batch) -> None:
         """Close its jobs, but those that a worker is doing."""
-        for job in batch.jobs - {slot.job for slot in self._slots}:
-            self._ledger.close(job)
+        running = {slot.job for slot in self._slots}
+        for job in batch.jobs:
+            self._ledger.drop(job, job in running)
 
     def look_ahead(self, experiments: Iterator[tuple[Mapping[str, Method], Sequence[Work]]]) -> None:
         """Experiments whose tasks workers may take while those before them leave workers idle."""
@@ -136,6 +139,12 @@ class RayWorkers:
         """End the workers. What they sent stays; the rest is left to the next run."""
         with suppress(Exception):
             self._read_mail(CLOSING)
+        for slot in self._slots:
+            with suppress(Exception):  # such as that of a worker that was lost
+                if slot.job is not None and self._ray.wait([slot.call], timeout=0)[0]:
+                    self._ledger.file(slot.job, self._ray.get(slot.call))
+                    slot.call = None
+        with suppress(Exception):
             idle = [slot.actor.close.remote() for slot in self._slots if slot.call is None]
             self._ray.wait(idle, num_returns=len(idle), timeout=CLOSING)
         finish_within(CLOSING, self._kill_actors)
@@ -160,6 +169,9 @@ class RayWorkers:
     def _put(self, id: str, value: Payload | Dataset) -> Any:
         if id not in self._shared:
             self._shared[id] = self._ray.put(value)
+        self._shared.move_to_end(id)
+        while len(self._shared) > MOST_SHARED:  # jobs have references of their own
+            self._shared.popitem(last=False)
         return self._shared[id]
 
     # ---- workers
@@ -190,8 +202,28 @@ class RayWorkers:
                 self._start_worker(self._how)
 
     def _describe(self, config: Config) -> RemoteEngine:
-        """What workers compute with, as the first one says."""
-        while (slot := next(iter(self._find_idle()), None)) is None and len(self._slots) >= self._capacity:
+        """What workers compute with, as the first one says that can take part."""
+        refused: list[Any] = []  # their actors hold their places meanwhile, so that others start elsewhere
+        try:
+            while True:
+                slot, about = self._ask(config, self._capacity - len(refused))
+                if not (fault := self._find_fault(config, about)):
+                    break
+                self._slots.remove(slot)
+                refused.append(slot.actor)
+                if about.refused or len(refused) >= self._capacity:
+                    raise InputError(fault)
+                warnings.warn(f"a worker is left out: {fault}", stacklevel=2)
+        finally:
+            for actor in refused:
+                with suppress(Exception):
+                    self._ray.kill(actor)
+        slot.pid = about.pid
+        return RemoteEngine(getattr(torch, about.dtype.rpartition(".")[2]), about.together, about.environment)
+
+    def _ask(self, config: Config, places: int) -> tuple[_Slot, WorkerInfo]:
+        """An idle worker, or a new one if there are places left, and what it computes with."""
+        while (slot := next(iter(self._find_idle()), None)) is None and len(self._slots) >= places:
             self._await_calls()  # those of an earlier experiment that was stopped
         slot = slot or self._start_worker(config)
         call, began = slot.call or slot.actor.describe.remote(config), time.monotonic()
@@ -203,11 +235,8 @@ class RayWorkers:
         except self._ray.exceptions.RayError as error:
             self._end(slot)
             raise _refuse_start(error) from None
-        if fault := self._find_fault(config, about):
-            self._end(slot)
-            raise InputError(fault)
-        slot.call, slot.pid = None, about.pid
-        return RemoteEngine(getattr(torch, about.dtype.rpartition(".")[2]), about.together, about.environment)
+        slot.call = None
+        return slot, about
 
     def _find_fault(self, config: Config, about: WorkerInfo) -> str:
         """Why a worker cannot take part, or would compute other numbers than the others; empty if it can."""
@@ -257,7 +286,7 @@ class RayWorkers:
             if isinstance(message, Event):
                 tell(replace(message, worker=self._names[number]))
             elif number in running:  # else its result has already arrived
-                write_files(running[number].folder, message)
+                running[number].write(message)
 
     def _assign(self) -> None:
         running = {slot.job for slot in self._slots if slot.job}
@@ -302,14 +331,14 @@ class RayWorkers:
         if len(self._ledger.jobs) < self._capacity:
             planned = next(self._upcoming, None)
             if planned is not None:
-                with suppress(InputError, Failed):  # its own turn will say so
+                with suppress(Exception):  # its own turn will say so
                     self._ahead.append(self._open_batch(*planned))
         for batch in [*self._ahead]:
             try:
                 deque(batch.settle(self._capacity), maxlen=0)
                 if batch.is_open:
                     continue
-            except (InputError, Failed):  # its own turn will say so
+            except Exception:  # its own turn will say so
                 self._drop(batch)
             self._ahead.remove(batch)
 
@@ -317,30 +346,32 @@ class RayWorkers:
         errors = self._ray.exceptions
         try:
             result = self._ray.get(slot.call)
-        except errors.RayTaskError:  # a bug in our own code
-            slot.call = slot.job = None
-            raise
+        except errors.RayTaskError as error:  # a bug in our own code
+            if slot.job is None:
+                self._end(slot)
+                raise
+            self._ledger.give_up(slot.job, error)  # it may belong to another experiment
         except errors.RayError as error:
             self._replace_lost(slot, error)
             return
-        job, slot.call, slot.job = slot.job, None, None
-        if isinstance(result, WorkerInfo):
-            if fault := self._find_fault(slot.config, result):
-                self._end(slot)  # it must do no task of a later experiment
-                self._count_failed_start(InputError(fault), most=1)
-            else:
-                slot.pid, self._failed_starts = result.pid, 0
-        elif job is not None:
-            self._ledger.file(job, result)
+        else:
+            if isinstance(result, WorkerInfo):
+                if fault := self._find_fault(slot.config, result):
+                    self._end(slot)  # it must do no task of a later experiment
+                    self._count_failed_start(fault, InputError(fault))
+                else:
+                    slot.pid, self._failed_starts = result.pid, 0
+            elif slot.job is not None:
+                self._ledger.file(slot.job, result)
+        slot.call = slot.job = None  # not before its result is filed: Ctrl-C must not lose it
 
-    def _count_failed_start(self, why: InputError, most: int) -> None:
+    def _count_failed_start(self, why: str, refusal: InputError) -> None:
         """A worker cannot take part. Others go on without it; if there are none, a few failed starts end the run."""
         self._failed_starts += 1
         self._look = time.monotonic() + LOOK * self._failed_starts
-        if any(slot.pid for slot in self._slots):
-            warnings.warn(f"a worker could not start: {why}", stacklevel=2)
-        elif self._failed_starts >= most:
-            raise why
+        if not self._slots and self._failed_starts >= MOST_LOSSES:
+            raise refusal
+        warnings.warn(f"a worker is left out: {why}", stacklevel=2)
 
     def _replace_lost(self, slot: _Slot, error: Exception) -> None:
         """A worker is gone. Another one runs its task."""
@@ -348,7 +379,7 @@ class RayWorkers:
         job = slot.job
         self._end(slot)  # it may be alive, if only its result was lost
         if job is None:
-            self._count_failed_start(_refuse_start(error), most=MOST_LOSSES)
+            self._count_failed_start(_last_line(error), _refuse_start(error))
             return
         self._look = 0.0
         job.locks.close()

@@ -151,7 +151,9 @@ def write_files(folder: Path, files: Files) -> None:
     order = sorted(files, key=lambda name: (kinds.index(name.partition("/")[0]), Path(name).suffix))
     with ExitStack() as parts:  # they take their places at the end, the last that entered first
         for name in reversed(order):
-            parts.enter_context(store.whole_file(folder / name)).write_bytes(files[name])
+            part = parts.enter_context(store.whole_file(folder / name))
+            part.write_bytes(files[name])
+            store.sync_file(part)  # it takes seconds, in which the checkpoint that is there must stay
         for name in files:
             if name.endswith(".clients"):  # a checkpoint of other states must never stand beside it
                 (folder / name).with_suffix(".safetensors").unlink(missing_ok=True)

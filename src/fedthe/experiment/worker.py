@@ -23,6 +23,7 @@ from ..config import Config
 from ..data.pool import Dataset
 from ..errors import Failed, InputError, format_traceback
 from ..fingerprint import hash_package
+from ..foreign import say_error
 from ..methods.base import Method
 from ..progress.events import Event, TrainEvent, listening
 from .training import train_some
@@ -42,6 +43,7 @@ from .work import Work, pick_engine_of, prepare
 Post = Callable[[int, Event | Files], object]  # of a task's number: progress, or a checkpoint on the way
 PREFIX = "fedthe-worker-"
 MOST_PREPARED = 16  # federations to keep for the next tasks
+LARGEST_PREPARED = 2**32  # bytes of their rows; each has a copy on the GPU
 PACE = 0.5  # seconds between events of one piece of work
 LARGEST_ON_THE_WAY = 2**28  # bytes of checkpoints; larger ones are sent at the end alone
 
@@ -72,8 +74,8 @@ class Worker:
         with warnings.catch_warnings(record=True) as heard:
             try:
                 done = self._do(task, payload, dataset)
-            except InputError as error:
-                done = TaskResult(refused=str(error))
+            except (InputError, OSError) as error:
+                done = TaskResult(refused=f"a worker on {platform.node()} says: {say_error(error)}.")
             finally:
                 shutil.rmtree(self._run, ignore_errors=True)
         return replace(done, warnings=tuple(dict.fromkeys(map(_say_warning, heard))), folder=str(self._run))
@@ -135,12 +137,14 @@ class Worker:
                 self._configs[payload.id] = unpack(payload, self._folder)
             config = replace(self._configs[payload.id], seeds=(seed,), out=str(self._run))
             if self._data is None or self._data[0] != payload.data:
+                self._prepared.clear()
                 self._data = payload.data, copy.deepcopy(dataset)  # Ray's arrays are read-only
             methods, (work,) = prepare(config, self._data[1], folder=self._run)
             self._prepared[key] = methods, work
-            if len(self._prepared) > MOST_PREPARED:
-                self._prepared.popitem(last=False)
         self._prepared.move_to_end(key)
+        most = min(MOST_PREPARED, LARGEST_PREPARED // max(1, dataset.pool.x.nbytes))
+        while len(self._prepared) > max(1, most):
+            self._prepared.popitem(last=False)
         return self._prepared[key]
 
 
