@@ -221,13 +221,15 @@ def main() -> int:
     differences: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = (given.folder or Path(temporary)).absolute()
+        if (folder / "server").exists():
+            parser.error(f"{folder} has a federation already; name another folder.")
         with federation(folder, given.nodes, given.limit, given.tls) as here:
             for method in given.methods:
                 settings = say_settings(method, given.nodes, given.rounds, folder / "server", given.settings)
                 began = time.monotonic()
                 done = here.run(say_words(settings))
                 print(done.stdout, done.stderr, sep="", file=sys.stderr)
-                differences[method] = compare(settings, folder / "server")
+                differences[method] = compare(settings, folder / "server") if done.returncode == 0 else float("inf")
                 print(f"{method}: {time.monotonic() - began:.0f} s, difference {differences[method]:.2g}")
     largest = max(differences.values())
     print(json.dumps({"largest_difference": largest, "differences": differences, "holds": largest <= NEAR}))

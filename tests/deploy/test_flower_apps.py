@@ -303,6 +303,19 @@ def test_a_greeting_that_got_lost_is_repeated(tmp_path):
     assert {each.ttl for each in greetings} == {600.0}  # Flower says then that it is lost, however long rounds take
 
 
+def test_a_node_has_as_long_to_read_its_data_as_the_server_waits_for_it(tmp_path):
+    room = Room(tmp_path, rounds=1, timeout=1e6, wait=7200.0)
+    room.run()
+    assert {each.metadata.ttl for each in room.sent if each.metadata.message_type == "query"} == {7200.0}
+
+
+@pytest.mark.parametrize(("fewest", "settings"), [(4, QUICK), (2, f"{QUICK} participation=0.3")])
+def test_no_more_clients_can_be_needed_than_a_round_has(fewest, settings, tmp_path):
+    room = Room(tmp_path, fewest=fewest, settings=settings)
+    fails(room.run, f"fewest={fewest}, but a round has {'3 clients' if fewest == 4 else '1 client'}; ask for fewer")
+    assert not room.sent
+
+
 def test_strangers_are_refused(tmp_path, capsys):
     room = Room(tmp_path, rounds=1)
     room.nodes[500] = 7  # a client that the run does not have
@@ -461,7 +474,7 @@ def test_a_state_that_is_damaged_is_said_and_not_replaced(tmp_path):
     room.config["rounds"] = 2
     progress = room.run()
     assert "client 0 in round 2" in progress.server.skipped[0]
-    assert path.name in progress.server.skipped[0]
+    assert f"{path.name}, the client's state after round 1, is damaged; put back a copy" in progress.server.skipped[0]
 
 
 def test_a_state_that_is_missing_is_begun_again_only_if_asked(tmp_path):
@@ -619,6 +632,8 @@ def test_a_federation_file_gives_each_client_its_part(tmp_path):
         ({"dataset": "own", "classes": "a,b", "shape": "3x3x3"}, "crop must be less"),
         ({"dataset": "own", "classes": "a,b", "shape": "9x9x3", "kind": "sounds"}, "kind must be"),
         ({"dataset": "own", "classes": "a,b", "shape": "32x32x3", "settings": "standardize=true"}, "standardize"),
+        ({"settings": "name=mine"}, "settings cannot have name; it has no effect in a federation"),
+        ({"dataset": "own", "kind": "features", "settings": "flip=true"}, "flip; it has no effect on data that is not"),
         ({"dataset": "own", "settings": "train_fraction=0.5"}, "train_fraction; it has no effect on data that clients"),
         ({"dataset": "own", "settings": "feature_shift=rotation"}, "feature_shift; it has no effect"),
     ],

@@ -19,7 +19,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.server.workflow import SecAggPlusWorkflow  # noqa: E402
 
 from fedthe import tree  # noqa: E402
-from fedthe.deploy.flower import client_app, masks, messages, privacy, rounds, server_app  # noqa: E402
+from fedthe.deploy.flower import client_app, masks, messages, privacy, rounds, secure, server_app  # noqa: E402
 from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
 from fedthe.errors import Failed, InputError  # noqa: E402
@@ -113,12 +113,7 @@ def test_the_mean_of_those_who_hold_out_is_unmasked(tmp_path, capsys):
 
     room = Watched(tmp_path, spoil, clients=4, rounds=1, timeout=1.0, method="fedavg", **SECURE)
     room.run()
-    plain = Room(tmp_path / "plain", lambda k, kind, r, reply: None if k == 3 and kind == "train" else reply)
-    plain.config |= {"clients": 4, "rounds": 1, "timeout": 1.0, "method": "fedavg"}
-    plain.nodes = {100 + k: k for k in range(4)}
-    plain.run()
-    one, other = (name_leaves(each.progress.server.shared, {}) for each in (room, plain))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-4
+    assert measure_distance(room, train_without(tmp_path / "plain", [3], 4)) < 1e-4
     assert room.status.history[0].clients == [0, 1, 2]
     assert "client 3 is left out: no answer within 1 seconds" in capsys.readouterr().out
 
@@ -128,17 +123,20 @@ def in_stage(reply, key):
     return reply.has_content() and key in reply.content.config_records.get(RECORD_KEY_CONFIGS, {})
 
 
-def train_without(folder, lost, clients):
+def train_without(folder, lost, clients, method="fedavg"):
     """The same round in the clear, without some clients."""
-    plain = Room(folder, lambda k, kind, r, reply: None if k in lost and kind == "train" else reply)
-    plain.config |= {"clients": clients, "rounds": 1, "timeout": 1.0, "method": "fedavg"}
-    plain.nodes = {100 + k: k for k in range(clients)}
+
+    def lose(client, kind, round, reply):
+        return None if client in lost and kind == "train" else reply
+
+    plain = Room(folder, lose, clients=clients, rounds=1, timeout=1.0, method=method)
     plain.run()
-    return name_leaves(plain.progress.server.shared, {})
+    return name_leaves(plain.progress.server.shared, plain.progress.averages)
 
 
 def measure_distance(room, other):
-    one = name_leaves(room.progress.server.shared, {})
+    one = name_leaves(room.progress.server.shared, room.progress.averages)
+    assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in other)
 
 
@@ -414,6 +412,40 @@ def test_a_sum_of_fewer_clients_than_asked_is_not_unmasked(tmp_path, capsys):
     assert "client 3 is left out: no answer within 1 seconds" in capsys.readouterr().out
 
 
+def test_at_least_two_thirds_of_the_shares_unmask_a_sum(tmp_path, monkeypatch):
+    thresholds, collect = [], secure.collect
+
+    def note(*given):
+        workflow = secure._Workflow(given[2], 1.0)
+        thresholds.append(workflow.reconstruction_threshold)
+        return collect(*given)
+
+    monkeypatch.setattr(secure, "collect", note)
+
+    def spoil(client, kind, round, reply):
+        return None if kind == "train" and client > 2 and in_stage(reply, Key.MASKED_PARAMETERS) else reply
+
+    room = Watched(tmp_path, spoil, clients=5, rounds=1, timeout=1.0, method="fedavg", **SECURE)
+    with pytest.raises(Failed, match="only 0 clients can be used in round 1"):  # 3 of 5 are 60 %
+        room.run()
+    assert count_unmasked(room) == 0
+    assert thresholds == [4] * 3
+    asked = secure.Asked({}, 0, "0", dict.fromkeys(range(100), 0), 1, 1, None)
+    assert secure._Workflow(asked, 1.0).reconstruction_threshold == 21  # of 31
+
+
+def test_a_masked_upload_of_rows_that_are_no_number_is_left_out(tmp_path, capsys):
+    def spoil(client, kind, round, reply):
+        if client == 0 and "fitres.num_examples" in reply.content.metric_records:
+            reply.content["fitres.num_examples"] = MetricRecord({"num_examples": [1]})
+        return reply
+
+    room = Watched(tmp_path, spoil, clients=4, rounds=1, method="fedavg", **SECURE)
+    room.run()
+    assert room.status.history[0].clients == [1, 2, 3]
+    assert "client 0 is left out: its part of secure aggregation cannot be used" in capsys.readouterr().out
+
+
 def test_a_masked_upload_that_counts_too_much_is_left_out(tmp_path, capsys):
     """A hostile client: an honest one counts no more than it is told."""
 
@@ -427,12 +459,7 @@ def test_a_masked_upload_that_counts_too_much_is_left_out(tmp_path, capsys):
     assert room.status.history[0].clients == [1, 2, 3]
     assert "client 0 is left out: it claims 1e+09 training rows" in capsys.readouterr().out
     assert count_unmasked(room) == 3
-    plain = Room(tmp_path / "plain", lambda k, kind, r, reply: None if k == 0 and kind == "train" else reply)
-    plain.config |= {"clients": 4, "rounds": 1, "timeout": 1.0}
-    plain.nodes = {100 + k: k for k in range(4)}
-    plain.run()
-    one, other = (name_leaves(each.progress.server.shared, each.progress.averages) for each in (room, plain))
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) < 1e-4
+    assert measure_distance(room, train_without(tmp_path / "plain", [0], 4, "fedthe")) < 1e-4
 
 
 # ---- differential privacy

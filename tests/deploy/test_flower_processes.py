@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 
@@ -164,3 +165,12 @@ def test_rounds_go_on_whatever_a_node_does_and_resume_with_the_server(tmp_path):
     shown = CliRunner().invoke(cli.app, ["federate", "status", str(tmp_path / "server")])
     assert shown.exit_code == 0
     assert "1e+09" in shown.stdout
+
+
+def test_the_script_compares_no_federation_of_an_earlier_call(tmp_path):
+    (tmp_path / "server").mkdir()
+    done = subprocess.run(
+        [sys.executable, loopback.__file__, "--folder", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "has a federation already; name another folder" in done.stderr

@@ -24,7 +24,7 @@ from ...engine.server import Diverged, Server
 from ...engine.shards import Shards
 from ...engine.train import find_faults
 from ...engine.visit import Progress
-from ...errors import InputError, code_of_a_method
+from ...errors import Damaged, InputError, code_of_a_method
 from ...foreign import show_path
 from ...store import content_hash
 from ...text import flatten
@@ -168,7 +168,13 @@ class Member:
         path = self._path(model, round)
         if round == 0 or (self.anew and not path.exists()):
             return tree.map_leaves(lambda leaf: leaf.to(self.device), first)
-        found = records.load_progress(path, self.device)
+        try:
+            found = records.load_progress(path, self.device)
+        except Damaged:
+            raise InputError(
+                f"{show_path(path)}, the client's state after round {round}, is damaged; put back a copy, or delete it "
+                "and start the node with anew=true to begin again."
+            ) from None
         if found is None:
             raise InputError(
                 f"{show_path(path)}, the client's state after round {round}, is missing; put it back, or start the "

@@ -92,19 +92,15 @@ def expect_summary(terms: Terms) -> dict[str, Tensor]:
 
 
 def judge(progress: Progress, replies: Sequence[Reply], most_rows: float) -> Judged:
-    """Which replies can be used. Those of a client that answers twice cannot."""
+    """Which replies can be used; there is one of each client."""
     expected = name_leaves(progress.server.shared, progress.averages)
-    seen: dict[int, list[Reply]] = {}
-    for reply in replies:
-        seen.setdefault(reply.client, []).append(reply)
     good, faults = [], {}
-    for client, of_client in sorted(seen.items()):
-        twice = f"{len(of_client)} nodes answer for it" if len(of_client) > 1 else None
-        fault = twice or of_client[0].fault or find_fault(expected, of_client[0], most_rows)
+    for reply in sorted(replies, key=lambda each: each.client):
+        fault = reply.fault or find_fault(expected, reply, most_rows)
         if fault is None:
-            good.append(of_client[0])
+            good.append(reply)
         else:
-            faults[client] = flatten(fault, 300)  # a client chooses the names of what it sends
+            faults[reply.client] = flatten(fault, 300)  # a client chooses the names of what it sends
     return Judged(good, faults)
 
 

@@ -8,6 +8,7 @@ number to one of 2**22 in a range, which is finer for a change than for a weight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,6 @@ from .rounds import name_leaves, say_rows, start, take_leaves
 from .secure_checks import Checks
 
 MOST_SHARES = 31  # of a client's keys; with more clients, each shares with its neighbours only
-THRESHOLD = 2 / 3  # of the shares, which restore a key
 MOST_CLIENTS = 1000  # of a round: sums of 2**22 steps must stay below 2**32
 Call = Callable[[Message, Context], Message]
 masks.install()
@@ -226,8 +226,10 @@ class _Workflow(SecAggPlusWorkflow):
     """It unmasks a sum only if the round can be finished with it, and notes that before it asks clients for shares."""
 
     def __init__(self, asked: Asked, limit: float) -> None:
-        shares = 1.0 if len(asked.states) <= MOST_SHARES else MOST_SHARES
-        super().__init__(shares, THRESHOLD, max_weight=float(asked.most), timeout=limit)
+        clients = len(asked.states)
+        shares = 1.0 if clients <= MOST_SHARES else MOST_SHARES  # 1.0: of all clients
+        threshold = math.ceil(2 * min(clients, MOST_SHARES) / 3)  # at least two thirds of the shares restore a key
+        super().__init__(shares, threshold, max_weight=float(asked.most), timeout=limit)
         self.asked = asked
         self.wrong: dict[int, int] = {}  # by node: rows that it claims, if that cannot be
 

@@ -39,7 +39,9 @@ class Checks:
             question = asked.content.config_records[RECORD_KEY_CONFIGS]
             checks[question[Key.STAGE]](question, reply.content.config_records[RECORD_KEY_CONFIGS])
             if question[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
-                recorddict_to_fitres(reply.content, keep_input=True)
+                rows: object = recorddict_to_fitres(reply.content, keep_input=True).num_examples
+                if not isinstance(rows, int):
+                    raise TypeError("rows that are no number")
         except Exception as error:  # whatever foreign bytes make of the libraries that read them
             return f"its part of secure aggregation cannot be used ({flatten(f'{type(error).__name__}: {error}', 200)})"
         return None

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from ... import foreign, records, store, tree
-from ...engine.server import sample_clients
+from ...engine.server import count_sampled, sample_clients
 from ...engine.visit import Progress
 from ...errors import Failed, InputError
 from ...text import count, flatten
@@ -31,13 +31,16 @@ DELTA = 1e-5  # at which epsilon is reported
 ATTEMPTS = 3  # per round, while too few clients answer
 MOST_WEIGHT = 8  # times the median number of rows
 LOOK = 1.0  # seconds between looks for nodes
-GREETING = 600.0  # seconds at most that a node may take to answer a greeting, before it is greeted again
+GREETING = 600.0  # seconds, or as long as `wait`: a node that has not answered a greeting by then is greeted again
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     terms, options = make_terms(context.run_config), read_options(context.run_config)
+    sampled = count_sampled(terms.clients, terms.settings.participation)
+    if options.fewest > sampled:
+        raise InputError(f"fewest={options.fewest}, but a round has {count(sampled, 'client')}; ask for fewer.")
     if options.secure:
         rounds.check_mean(terms, "secure-aggregation")
     if options.noise:
@@ -148,7 +151,8 @@ class Coordinator:
     def _greet(self, nodes: set[int]) -> None:
         """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone unnoticed."""
         hello = {node: RecordDict() for node in sorted(nodes)}
-        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, min(self.options.timeout, GREETING)))
+        limit = min(self.options.timeout, max(GREETING, self.options.wait))
+        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, limit))
 
     def _hear(self) -> None:
         """Take the answers of nodes that were greeted."""
@@ -189,7 +193,7 @@ class Coordinator:
     def _do_round(self, progress: Progress) -> Progress:
         number, terms = progress.round, self.terms
         wanted = sample_clients(terms.clients, terms.settings.participation, terms.seed, number)
-        fewest = min(self.options.fewest, len(wanted))
+        fewest = self.options.fewest
         self.refused.clear()  # what a node was refused for may be mended
         for attempt in range(ATTEMPTS):
             if self.options.secure and self._unmasked.read() > number:

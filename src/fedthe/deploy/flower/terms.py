@@ -29,13 +29,14 @@ OWN = "own"  # as dataset: each client brings data of its own
 KINDS = {"pictures": "uint8", "features": "float32", "tokens": "int64"}
 KEYS = ("methods", "seeds", "rounds", "clients", "dataset")  # of `fedthe run`, which are keys of the app
 UNUSED = (  # settings of `fedthe run` that would change nothing here
-    *("engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "curve", "keep", "out"),
+    *("name", "engine", "device", "precision", "threads", "tolerate", "checkpoint_seconds", "curve", "keep", "out"),
     *("tests", "streams", "samples", "severity", "frost", "natural", "unknown"),
 )
 UNUSED_OWN = (  # with data of the clients' own
     *("size", "by_client", "partition", "dirichlet", "shards", "feature_shift", "feature_severity"),
     *("train_fraction", "test_fraction"),
 )
+UNUSED_NUMBERS = ("flip", "crop", "square")  # with data that is not pictures
 NOISE = ("noise-multiplier", "clipping-norm")  # in the run config; they move numbers
 Value = bool | float | int | str  # of Flower's run config
 
@@ -85,7 +86,7 @@ def _read_config(given: Mapping[str, Value]) -> Config:
     except ValueError as error:
         raise InputError(f"settings cannot be read ({error}).") from None
     for key in (word.partition("=")[0].partition(".")[0] for word in words):
-        if (why := _refuse_setting(key, given["dataset"] == OWN)) is not None:
+        if (why := _refuse_setting(key, given)) is not None:
             raise InputError(f"settings cannot have {clean(key)}; {why}.")
     own = {
         "methods": (str(given["method"]),),
@@ -99,7 +100,8 @@ def _read_config(given: Mapping[str, Value]) -> Config:
     return make_config({**read_words(words), **own})
 
 
-def _refuse_setting(key: str, own: bool) -> str | None:
+def _refuse_setting(key: str, given: Mapping[str, Value]) -> str | None:
+    own = given["dataset"] == OWN
     if key in KEYS:
         return "it is a key of its own"
     if key == "unseen":
@@ -108,6 +110,8 @@ def _refuse_setting(key: str, own: bool) -> str | None:
         return "attacks are simulated by `fedthe run` alone"
     if own and key in UNUSED_OWN:
         return "it has no effect on data that clients bring"
+    if own and key in UNUSED_NUMBERS and given.get("kind", "pictures") != "pictures":
+        return "it has no effect on data that is not pictures"
     return "it has no effect in a federation" if key in UNUSED else None
 
 
