@@ -266,6 +266,13 @@ def test_the_commands(run, tmp_path, fedthe, monkeypatch):
     shown = fedthe("predict", "b", "2.png", "--state", "s").out
     assert "4 samples of this stream so far" in shown
     assert "rows.npz[29]" in fedthe("predict", "b", "rows.npz").out
+    for place in ("folder", "empty"):
+        Path(place).mkdir()
+    for i in range(3):
+        Path(f"folder/{i}.png").write_bytes(Path(f"{i}.png").read_bytes())
+    whole = json.loads(fedthe("predict", "b", "folder", "--json").out)
+    assert [each["sample"] for each in whole] == [f"folder/{i}.png" for i in range(3)]
+    assert [each["probabilities"] for each in whole] == [each.probabilities.tolist() for each in expected]
     assert "2 bundles" not in fedthe("export", run, "--method", "fedthe", "--all", "-o", "all").out
     fedthe("export", run, "--method", "fedthe", "--global", "-o", "g")
     assert "the bundle is mine" in fedthe("personalize", "g", "--data", "rows.npz", "-o", "mine", "--epochs", 2).out
@@ -281,6 +288,7 @@ def test_the_commands(run, tmp_path, fedthe, monkeypatch):
         (("export", run, "--method", "fedthe"), "--client NUMBER, --all, or --global"),
         (("export", run, "--method", "fedthe", "--client", 0, "--all"), "--client NUMBER, --all, or --global"),
         (("predict", "b", "absent.png"), "absent.png does not exist"),
+        (("predict", "b", "empty"), "empty has no images"),
         (("predict", "b", "rows.npz", "0.png"), "one npz file"),
         (("predict", "g", "0.png"), "fedthe personalize"),
         (("predict", "mine", "0.png", "--state", "s"), "another bundle"),

@@ -91,7 +91,10 @@ def _export_page(
 
 def predict(
     bundle: Annotated[Path, typer.Argument(help="The folder of a bundle.")],
-    samples: Annotated[list[Path], typer.Argument(help="Images in the order of the stream, or an npz file.")],
+    samples: Annotated[
+        list[Path],
+        typer.Argument(help="Images in the order of the stream, folders of them (by name), or one npz file."),
+    ],
     state: Annotated[Path | None, typer.Option(help="A file to continue the stream from, and to keep it in.")] = None,
     verify: Verify = None,
     monitor: Annotated[bool, typer.Option(help="Watch the stream for drift and collapse.")] = True,
