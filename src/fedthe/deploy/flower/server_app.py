@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,6 +41,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    if "--parent-pid" in sys.argv:
+        end_with_parent()
     terms, options = make_terms(context.run_config), read_options(context.run_config)
     sampled = count_sampled(terms.clients, terms.settings.participation)
     if options.fewest > sampled:
@@ -51,6 +57,22 @@ def main(grid: Grid, context: Context) -> None:
         epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
         print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}, if no round is repeated", flush=True)
     Coordinator(grid, context, terms, options).run()
+
+
+def end_with_parent() -> None:
+    """End as Flower does when the SuperLink is gone, so that the folder is free for the next server.
+
+    Flower 1.41 raises the signal in a thread of its own. That does not wake the main thread, which may wait for
+    messages that are sent again and again, for ever.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK)
+        os.kill(os.getpid(), signal.SIGINT)  # to the process: the main thread handles it
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Trained(NamedTuple):
@@ -91,7 +113,8 @@ class Coordinator:
             try:
                 self._run(progress)
             except BaseException as error:
-                self._say(f"stopped: {flatten(error, 300) or type(error).__name__}")
+                ended = isinstance(error, SystemExit | KeyboardInterrupt)
+                self._say(f"stopped: {'its process was ended' if ended else flatten(error, 300) or type(error).__name__}")
                 raise
 
     def _run(self, progress: Progress) -> None:
