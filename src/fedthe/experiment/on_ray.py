@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -25,19 +25,17 @@ from ..errors import Failed, InputError
 from ..fingerprint import hash_package
 from ..methods.base import Method
 from ..progress.events import Event, WaitEvent, WorkEvent, tell
-from ..text import flatten
+from .actors import Slot, last_line, open_mailbox, start_actor
 from .cluster import LOCAL, Share, connected, count_places, finish_within, list_machines, size_workers
-from .jobs import Batch, Job, Ledger
-from .transfer import Files, Payload, WorkerInfo, identify, pack
+from .jobs import Batch, Ledger
+from .transfer import Payload, WorkerInfo, identify, pack
 from .work import Work
-from .worker import Worker
 from .workers import Outcome, use_workers
 
 PULSE = 0.2  # seconds to wait for news
 PATIENCE = 2.0  # seconds in which an idle worker answers
 LOOK = 5.0  # seconds between looks at the machines of the cluster
 MOST_LOSSES = 3  # workers that may be lost during one task
-MOST_EVENTS = 1000  # of progress in the mailbox
 MOST_SHARED = 8  # datasets and settings that Ray keeps for tasks to come
 CLOSING = 5.0  # seconds that idle workers have to remove their folders
 
@@ -59,24 +57,12 @@ def workers_on_ray(address: str = LOCAL, cpus: int | None = None) -> Iterator[Ra
             workers.close()
 
 
-@dataclass(eq=False)
-class _Slot:
-    """A worker, as seen by the run."""
-
-    name: str
-    actor: Any
-    config: Config  # engine, device and precision
-    call: Any = None  # Ray's reference to what it is doing
-    job: Job | None = None  # None: it is starting, or idle
-    pid: int = 0  # 0: it is starting
-
-
 class RayWorkers:
     """Assigns tasks to workers, and writes what they send to disk."""
 
     def __init__(self, ray: Any, cpus: int | None = None) -> None:
         self._ray, self._asked, self._share = ray, cpus, Share()
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         self._engines: dict[tuple[object, ...], RemoteEngine] = {}
         self._how: Config | None = None  # that of the first experiment: engine, device and precision
         self._ledger = Ledger()
@@ -87,7 +73,7 @@ class RayWorkers:
         self._ahead: list[Batch] = []
         self._capacity = 1  # how many workers the cluster has room for
         self._look, self._failed_starts, self._waits = 0.0, 0, False
-        self._mailbox = self._open_mailbox()
+        self._mailbox = open_mailbox(ray)
 
     # ---- for a run
 
@@ -176,18 +162,11 @@ class RayWorkers:
 
     # ---- workers
 
-    def _open_mailbox(self) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
-        return self._ray.remote(_Mailbox).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
-
-    def _start_worker(self, config: Config) -> _Slot:
+    def _start_worker(self, config: Config) -> Slot:
         taken = {slot.name for slot in self._slots}
         name = next(name for name in (f"worker {n}" for n in count(1)) if name not in taken)
-        remote = self._ray.remote(_Actor).options(num_cpus=self._share.cpus, num_gpus=self._share.gpus)
-        slot = _Slot(name, remote.remote(max(1, self._share.cpus), self._mailbox), config)
-        slot.call = slot.actor.describe.remote(config)
+        actor = start_actor(self._ray, self._share, self._mailbox)
+        slot = Slot(name, actor, config, call=actor.describe.remote(config))
         self._slots.append(slot)
         return slot
 
@@ -221,7 +200,7 @@ class RayWorkers:
         slot.pid = about.pid
         return RemoteEngine(getattr(torch, about.dtype.rpartition(".")[2]), about.together, about.environment)
 
-    def _ask(self, config: Config, places: int) -> tuple[_Slot, WorkerInfo]:
+    def _ask(self, config: Config, places: int) -> tuple[Slot, WorkerInfo]:
         """An idle worker, or a new one if there are places left, and what it computes with."""
         while (slot := next(iter(self._find_idle()), None)) is None and len(self._slots) >= places:
             self._await_calls()  # those of an earlier experiment that was stopped
@@ -252,7 +231,7 @@ class RayWorkers:
                 return f"workers compute in {engine.dtype} and {about.dtype}; set precision=float32."
         return ""
 
-    def _end(self, slot: _Slot) -> None:
+    def _end(self, slot: Slot) -> None:
         self._slots.remove(slot)
         with suppress(Exception):
             self._ray.kill(slot.actor)
@@ -313,7 +292,7 @@ class RayWorkers:
             tell(WaitEvent(done=0, total=1))
         self._waits = waits
 
-    def _find_idle(self) -> list[_Slot]:
+    def _find_idle(self) -> list[Slot]:
         """Idle workers that are there: one whose machine left costs no task a try."""
         idle = {slot.actor.ping.remote(): slot for slot in self._slots if slot.call is None}
         found = []
@@ -342,7 +321,7 @@ class RayWorkers:
                 self._drop(batch)
             self._ahead.remove(batch)
 
-    def _finish_call(self, slot: _Slot) -> None:
+    def _finish_call(self, slot: Slot) -> None:
         errors = self._ray.exceptions
         try:
             result = self._ray.get(slot.call)
@@ -373,18 +352,18 @@ class RayWorkers:
             raise refusal
         warnings.warn(f"a worker is left out: {why}", stacklevel=2)
 
-    def _replace_lost(self, slot: _Slot, error: Exception) -> None:
+    def _replace_lost(self, slot: Slot, error: Exception) -> None:
         """A worker is gone. Another one runs its task."""
         self._read_mail()  # its last checkpoint may be there
         job = slot.job
         self._end(slot)  # it may be alive, if only its result was lost
         if job is None:
-            self._count_failed_start(_last_line(error), _refuse_start(error))
+            self._count_failed_start(last_line(error), _refuse_start(error))
             return
         self._look = 0.0
         job.locks.close()
         job.losses += 1
-        why = _last_line(error)
+        why = last_line(error)
         if job.losses >= MOST_LOSSES:
             self._ledger.give_up(job, Failed(f"{job.describe()}: {job.losses} workers were lost, the last by: {why}"))
             return
@@ -398,41 +377,5 @@ def _take_how(config: Config) -> tuple[object, ...]:
 
 def _refuse_start(error: Exception) -> InputError:
     return InputError(
-        f"no worker can start on Ray ({_last_line(error)}); install the same version of fedthe on all its machines."
+        f"no worker can start on Ray ({last_line(error)}); install the same version of fedthe on all its machines."
     )
-
-
-def _last_line(error: Exception) -> str:
-    """The last line of what Ray says, which names the cause."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return flatten(lines[-1], 300).rstrip(".")
-
-
-class _Mailbox:
-    """An actor beside the run: holds what workers send until the run takes it."""
-
-    def __init__(self) -> None:
-        self._events: deque[tuple[int, Event]] = deque(maxlen=MOST_EVENTS)
-        self._files: dict[int, Files] = {}  # by task, the latest
-
-    def put(self, number: int, message: Event | Files) -> None:
-        if isinstance(message, Event):
-            self._events.append((number, message))
-        else:
-            self._files[number] = message
-
-    def take(self) -> list[tuple[int, Event | Files]]:
-        found: list[tuple[int, Event | Files]] = [*self._files.items(), *self._events]
-        self._events.clear()
-        self._files.clear()
-        return found
-
-
-class _Actor(Worker):
-    """A worker whose mail goes to a mailbox."""
-
-    def ping(self) -> None:
-        """It answers, so it is there."""
-
-    def __init__(self, threads: int, mailbox: Any) -> None:
-        super().__init__(threads, mailbox.put.remote)

@@ -114,7 +114,8 @@ class Coordinator:
                 self._run(progress)
             except BaseException as error:
                 ended = isinstance(error, SystemExit | KeyboardInterrupt)
-                self._say(f"stopped: {'its process was ended' if ended else flatten(error, 300) or type(error).__name__}")
+                why = "its process was ended" if ended else flatten(error, 300) or type(error).__name__
+                self._say(f"stopped: {why}")
                 raise
 
     def _run(self, progress: Progress) -> None:
