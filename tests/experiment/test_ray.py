@@ -115,11 +115,14 @@ def cluster(tmp_path_factory):
 @pytest.fixture(scope="module")
 def workers(cluster):
     """Two of them for all tests, since they take seconds to start."""
-    made = RayWorkers(ray, cpus=2)
-    refused = make_config({"engine": "stack", "threads": 1, "device": "cpu"})  # it must not spoil what comes after it
-    fails(lambda: made.find_engine(refused), "a worker on", "threads is for engine=loop")
-    yield made
-    made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(on_ray, "PATIENCE", 60.0)  # on a busy machine, an idle worker may take longer to answer
+        made = RayWorkers(ray, cpus=2)
+        # what is refused must not spoil what comes after it
+        refused = make_config({"engine": "stack", "threads": 1, "device": "cpu"})
+        fails(lambda: made.find_engine(refused), "a worker on", "threads is for engine=loop")
+        yield made
+        made.close()
 
 
 @pytest.fixture
@@ -170,6 +173,7 @@ def test_the_numbers_are_those_of_one_process_bit_for_bit(workers, tmp_path, mon
     own = ["mine.py:Scaled", "mine.py:Scaled(mu=0.25)", "mine.py:Untrainable", "mine.py:Mute"]
     asked = {**GLYPHS, "methods": ["fedavg", "fedavg_ft", "fedrod", "fedthe", "ditto", *own], "seeds": [0, 1]}
     heard = []
+    start(workers, 2)
     with use_workers(workers), listening(heard.append):
         ours = fedthe.run(**asked, out="ours")
     one = fedthe.run(**asked, out="one")
@@ -218,13 +222,13 @@ def test_workers_begin_with_what_is_there(workers, small):
 
 def test_a_lost_worker_s_task_is_done_by_another(workers, small):
     asked = {**small, "methods": ["fedavg", "ditto"], "rounds": 60, "checkpoint_seconds": 0.0}
-    pids, after, lost = {}, {}, []
+    pids, after, lost = {}, [], []
 
     def kill(event):
         if not isinstance(event, TrainEvent) or not event.worker:
             return
         if pids:
-            after.setdefault(event.methods, event.done)
+            after.append((event.methods, event.done))
         elif event.done >= 3:
             lost.append(event.methods)
             slot = next(each for each in workers._slots if each.name == event.worker)
@@ -239,7 +243,7 @@ def test_a_lost_worker_s_task_is_done_by_another(workers, small):
     ):
         ours = fedthe.run(**asked, out="ours")
     assert len(pids) == 1
-    assert after[lost[0]] > 1  # it went on from a checkpoint
+    assert min(done for methods, done in after if methods == lost[0]) > 1  # it went on from a checkpoint
     assert_same(ours.folder, fedthe.run(**asked, out="one").folder)
 
 
@@ -285,7 +289,7 @@ def start(workers, count):
     workers.find_engine(make_config({"device": "cpu"}))
     while len(workers._slots) < count:
         workers._start_worker(workers._how)
-    ends = time.monotonic() + 120
+    ends = time.monotonic() + 300
     while any(slot.call is not None for slot in workers._slots):
         workers._await_calls()
         assert time.monotonic() < ends
@@ -301,7 +305,7 @@ def note_tasks(monkeypatch):
 def describe_again(workers, slot):
     """As if the worker had just started."""
     slot.call, slot.pid = slot.actor.describe.remote(slot.config), 0
-    assert ray.wait([slot.call], timeout=60)[0]
+    assert ray.wait([slot.call], timeout=300)[0]
 
 
 def test_a_worker_of_another_version_does_no_task(workers, monkeypatch):
@@ -592,7 +596,7 @@ def test_a_stopped_run_is_continued_without_ray(how, small, monkeypatch):
             env=os.environ | {"PYTHONFAULTHANDLER": "1"},
         )
     try:
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 300
         while not list(Path("run").glob("trainings/*.safetensors")):
             assert child.poll() is None, child.stderr.read()
             assert time.monotonic() < ends
@@ -602,7 +606,7 @@ def test_a_stopped_run_is_continued_without_ray(how, small, monkeypatch):
         else:
             child.send_signal(how)  # as a scheduler does
         try:
-            _, said = child.communicate(timeout=60)
+            _, said = child.communicate(timeout=180)
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGABRT)  # it says where it hangs
             pytest.fail(child.communicate()[1])
