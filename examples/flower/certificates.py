@@ -80,8 +80,8 @@ def make_authority(folder: Path) -> ec.EllipticCurvePrivateKey:
         .add_extension(say_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .sign(key, hashes.SHA256())
     )
-    write(place, say_key(key, serialization.PrivateFormat.PKCS8), private=True)
     write(folder / "ca.crt", made.public_bytes(serialization.Encoding.PEM))
+    write(place, say_key(key, serialization.PrivateFormat.PKCS8), private=True)  # last: if it is there, all is
     return key
 
 
@@ -110,8 +110,8 @@ def make_node(folder: Path, name: str) -> None:
     """A key that Flower knows nodes by."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write(folder / name, say_key(key, serialization.PrivateFormat.OpenSSH), private=True)
     write(folder / f"{name}.pub", public + b"\n")
+    write(folder / name, say_key(key, serialization.PrivateFormat.OpenSSH), private=True)  # last: see above
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
 """ServerApp and ClientApp, in one process: whole federations, their faults, and the way from data to a predictor."""
 
 import json
+import logging
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +17,13 @@ from PIL import Image
 
 flwr = pytest.importorskip("flwr")
 
-from flwr.app import Array, ArrayRecord, Context, Error, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.common.constant import ErrorCode  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import fedthe  # noqa: E402
-from fedthe import cli, records  # noqa: E402
+from fedthe import cli, records, store  # noqa: E402
 from fedthe.deploy.flower import client_app, messages, server_app, status  # noqa: E402
 from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
@@ -28,7 +31,7 @@ from fedthe.deploy.flower.status import read_status  # noqa: E402
 from fedthe.deploy.flower.terms import make_terms  # noqa: E402
 from fedthe.engine.loop import Loop  # noqa: E402
 from fedthe.engine.train import train  # noqa: E402
-from fedthe.errors import Failed  # noqa: E402
+from fedthe.errors import Failed, InputError  # noqa: E402
 from fedthe.experiment.work import prepare  # noqa: E402
 from flower_room import (  # noqa: E402, F401
     CLIENTS,
@@ -107,7 +110,8 @@ def test_the_command_shows_the_status(finished, tmp_path):
     runner, folder = CliRunner(), str(finished.folder / "server")
     shown = runner.invoke(cli.app, ["federate", "status", folder])
     assert shown.exit_code == 0
-    assert "round 2 of 2, done" in shown.stdout
+    assert "fedthe: 2 of 2 rounds done; done" in shown.stdout
+    assert f"accuracy after round 2: {finished.status.accuracy:.2f} %" in shown.stdout
     told = json.loads(runner.invoke(cli.app, ["federate", "status", folder, "--json"]).stdout)
     assert told["accuracy"] == pytest.approx(finished.status.accuracy)
     fails(lambda: read_status(tmp_path), "has no status.json")
@@ -215,11 +219,11 @@ def test_a_server_that_finds_too_few_clients_stops_and_keeps_what_it_has(tmp_pat
         return None if kind == "train" and round == 2 and client != 0 else answer
 
     room = Room(tmp_path, spoil, fewest=2, timeout=1.0)
-    with pytest.raises(Failed, match="only 1 client can be used in round 2, and 2 are needed"):
+    with pytest.raises(Failed, match="round 2 failed: 1 client can be used, but fewest=2; client 1: no answer"):
         room.run()
     assert room.progress.round == 1
     assert capsys.readouterr().out.count("attempt") == 3
-    assert room.status.doing.startswith("stopped: only 1 client can be used")
+    assert room.status.doing.startswith("stopped: round 2 failed: 1 client can be used")
     room.spoil = lambda client, kind, round, answer: answer
     assert_same(room.run(), simulate(room.terms))  # goes on where it stopped
 
@@ -316,11 +320,139 @@ def test_no_more_clients_can_be_needed_than_a_round_has(fewest, settings, tmp_pa
     assert not room.sent
 
 
+class Slow(Room):
+    """Node 101 answers its greeting late: it has other work to finish."""
+
+    looks = 0
+
+    def pull_messages(self, wanted):
+        found = []
+        for number in sorted(wanted):
+            message = self.waiting.get(number)
+            if message and message.metadata.dst_node_id == 101 and message.metadata.message_type == messages.HELLO:
+                self.looks += 1
+                if self.looks < 20:
+                    continue
+            found += super().pull_messages([number])
+        return found
+
+
+def test_a_node_that_is_busy_is_waited_for(tmp_path, capsys):
+    room = Slow(tmp_path)
+    assert_same(room.run(), simulate(room.terms))
+    assert capsys.readouterr().out.count("waiting for 1 node that may be busy with an earlier run") == 1
+
+
+def test_a_node_that_never_answers_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_app, "GREETING", 0.0)
+    room = Slow(tmp_path, rounds=1)
+    room.looks = -1000
+    assert "client 1 in round 1: its node is not there, or does not answer" in room.run().server.skipped[0]
+
+
+def test_a_folder_has_one_server_at_a_time(tmp_path, monkeypatch):
+    room = Room(tmp_path, rounds=1)
+    with store.hold(tmp_path / "server" / "server.lock"):
+        monkeypatch.setattr(server_app, "HANDOVER", 0.0)
+        fails(room.run, "another server is using")
+        monkeypatch.setattr(server_app, "HANDOVER", 60.0)
+        with ThreadPoolExecutor() as pool:
+            later = pool.submit(room.run)  # it waits for the one before to notice that it was stopped
+            time.sleep(0.2)
+            assert not later.done()
+            (tmp_path / "server" / "server.lock").unlink()  # as its holder does when it lets go
+            assert later.result().round == 1
+
+
+def test_another_federation_in_the_same_folders_loses_nothing(tmp_path, capsys):
+    one, other = Room(tmp_path), Room(tmp_path, rounds=1, seed=1)
+    one.run()
+    kept, answered = one.status, (tmp_path / "client-0" / "bundle" / "bundle.json").read_bytes()
+    capsys.readouterr()
+    other.run()
+    assert f"also holds federation {one.terms.id} (2 of 2 rounds done)" in capsys.readouterr().out
+    assert (other.status.id, other.status.round) == (other.terms.id, 1)
+    assert (tmp_path / "client-0" / f"bundle-{one.terms.id}" / "bundle.json").read_bytes() == answered
+    one.run()
+    assert "no round is left" in capsys.readouterr().out
+    assert one.status.history == kept.history
+    assert {path.name for path in (tmp_path / "client-0").glob("bundle*")} == {
+        "bundle",
+        *(f"bundle-{each.terms.id}" for each in (one, other)),
+    }
+    fedthe.load_bundle(tmp_path / "client-0" / "bundle")
+
+
+def test_why_a_node_is_refused_is_told_everywhere(tmp_path, capsys):
+    own = {"dataset": "own", "classes": "a,b,c", "shape": "16x16x3", "settings": "local_epochs=1", "rounds": 1}
+    room = Room(tmp_path, **own)
+    for k in range(CLIENTS):
+        room.data[k] = tmp_path / f"data-{k}"
+        if k != 1:
+            write_pictures(room.data[k], k)
+    skipped = room.run().server.skipped
+    said = capsys.readouterr().out
+    for where in (*skipped, room.status.of(1).fault):
+        assert "its node is refused" in where
+        assert "data-1" in where
+    assert "data-1 is no folder and no npz file" in next(line for line in said.splitlines() if line[:7] == "fedthe:")
+
+
+def test_what_apps_refuse_is_a_sentence_in_flower_s_log():
+    log, heard = logging.getLogger("flwr"), StringIO()
+    handler = logging.StreamHandler(heard)
+    log.addHandler(handler)
+    try:
+        log.error("%s raised an exception", "ServerApp", exc_info=InputError("name a folder."))
+        log.error("%s raised an exception", "ServerApp", exc_info=KeyError("a bug"))
+    finally:
+        log.removeHandler(handler)
+    ours, theirs = heard.getvalue().split("\n", 1)
+    assert ours == "fedthe: name a folder."
+    assert "KeyError: 'a bug'" in theirs
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        (
+            "<class 'fedthe.errors.InputError'>:<'x is missing; put it back.'>",
+            "its node failed: x is missing; put it back.",
+        ),
+        ("<class 'KeyError'>:<''x''>", "its node failed: <class 'KeyError'>:<''x''>"),
+    ],
+)
+def test_what_a_client_app_raised_is_told_without_python(reason, shown):
+    asked = messages.address({1: RecordDict()}, messages.TRAIN, 1, 60.0)[0]
+    assert messages.read_fault(Message(Error(0, reason), reply_to=asked)) == shown
+
+
+def test_no_reply_is_fetched_for_longer_than_there_is_time(monkeypatch):
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+    from flwr.superlink.grid import http_grid
+
+    def never(id):
+        raise ObjectUnavailableError("it is announced, and does not come")
+
+    monkeypatch.setattr(http_grid, "pull_objects", http_grid.pull_objects)  # put back after the test
+    monkeypatch.setattr(messages, "TRANSFER", 0.0)
+    mail = messages.Mail(grid=None)
+    messages.bound_transfers(mail)
+    with pytest.raises(ObjectPullError):
+        http_grid.pull_objects(["1"], never)
+    assert http_grid.pull_objects(["1", "2"], lambda id: id.encode()) == {"1": b"1", "2": b"2"}  # however late
+
+
+def test_multi_krum_that_leaves_out_nobody_says_so(tmp_path, capsys):
+    Room(tmp_path, rounds=1, settings=f"{QUICK} aggregation=multi_krum").run()
+    assert "aggregation=multi_krum leaves out nobody in rounds of 3 clients" in capsys.readouterr().out
+
+
 def test_strangers_are_refused(tmp_path, capsys):
     room = Room(tmp_path, rounds=1)
     room.nodes[500] = 7  # a client that the run does not have
     room.run()
-    assert "node 500 is refused: there is no client 7; the run has 3, from 0 on." in capsys.readouterr().out
+    assert "node 500 is refused: partition-id=7, but the clients of the run are 0 to 2." in capsys.readouterr().out
 
 
 def test_a_client_with_other_data_is_refused(tmp_path, capsys, monkeypatch):
@@ -650,12 +782,20 @@ def test_bad_options_are_refused_in_a_sentence(given):
     fails(lambda: server_app.read_options(read_defaults() | given), next(iter(given)))
 
 
+def open_member(terms, node):
+    return client_app.open_member(terms, client_app.read_node(node))
+
+
 @pytest.mark.parametrize(
     ("node", "words"),
     [
         ({}, "partition-id=0"),
-        ({"partition-id": "0"}, "partition-id=0"),
-        ({"partition-id": -1}, "no client -1"),
+        ({"partition-id": "0"}, "partition-id must be a whole number, without quotes, not '0'"),
+        ({"partition-id": -1}, "partition-id=-1, but the clients of the run are 0 to 2"),
+        ({"partition-id": 0, "threads": "2"}, "threads must be a whole number, without quotes"),
+        ({"partition-id": 0, "secur": True}, "an unknown key, 'secur'; did you mean secure?"),
+        ({"partition-id": 0, "secure": "false"}, "secure must be true or false, without quotes, not 'false'"),
+        ({"partition-id": 0, "anew": 1}, "anew must be true or false"),
         ({"partition-id": 0, "threads": 0}, "threads"),
         ({"partition-id": 0, "device": "abacus"}, "device=abacus cannot be used on this node"),
         ({"partition-id": 0, "device": "cuda:99"}, "device=cuda:99 cannot be used on this node"),
@@ -663,16 +803,16 @@ def test_bad_options_are_refused_in_a_sentence(given):
     ],
 )
 def test_bad_node_configs_are_refused_in_a_sentence(node, words, finished):
-    fails(lambda: client_app.open_member(finished.terms, node), words)
+    fails(lambda: open_member(finished.terms, node), words)
 
 
 def test_data_that_does_not_fit_is_refused_in_a_sentence(tmp_path):
     terms = make_terms(read_defaults() | {"dataset": "own", "classes": "a,b", "shape": "16x16x3"})
-    fails(lambda: client_app.open_member(terms, {"partition-id": 0}), "bring their data")
+    fails(lambda: open_member(terms, {"partition-id": 0}), "bring their data")
     write_pictures(tmp_path / "other", 1)
     node = {"partition-id": 0, "data": str(tmp_path / "other")}
-    fails(lambda: client_app.open_member(terms, node), "class 'c'")
+    fails(lambda: open_member(terms, node), "class 'c'")
     (tmp_path / "plain").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "plain" / "0.png")
-    fails(lambda: client_app.open_member(terms, node | {"data": str(tmp_path / "plain")}), "has no labels")
-    fails(lambda: client_app.open_member(terms, node | {"data": str(tmp_path / "none")}), "none")
+    fails(lambda: open_member(terms, node | {"data": str(tmp_path / "plain")}), "has no labels")
+    fails(lambda: open_member(terms, node | {"data": str(tmp_path / "none")}), "none")

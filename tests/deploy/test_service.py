@@ -3,12 +3,14 @@
 import base64
 import io
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
@@ -16,6 +18,7 @@ from deployed import make_bundle, make_card
 from fedthe.cli.serve import serve
 from fedthe.deploy.bundle import read_bundle, write_bundle
 from fedthe.deploy.online import Online
+from fedthe.deploy.serve import listen
 from fedthe.deploy.service import batching
 from fedthe.deploy.service.app import make_app
 from fedthe.deploy.service.limits import Limits, Rate
@@ -273,6 +276,14 @@ def test_days_that_make_no_sense_are_refused(days, tmp_path):
     with pytest.raises(InputError, match="give a number of days above 0"):
         serve([tmp_path], database=str(tmp_path / "streams.db"), expire=float(days))
     assert not (tmp_path / "streams.db").exists()
+
+
+def test_a_port_that_is_taken_is_said(bundles, store):
+    how = {"host": "127.0.0.1", "tokens": False, "rate": 0, "threads": torch.get_num_threads(), "together": 1}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InputError, match=f"127.0.0.1 port {port} cannot be used"):
+            listen(bundles, store, port=port, **how)
 
 
 def test_many_callers_at_once(client, bundles):

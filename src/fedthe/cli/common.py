@@ -108,7 +108,7 @@ def print_grid(
     for columns in split_columns(widths, names, room):
         table = make_table(collapse_padding=True, pad_edge=False)
         for i in columns:
-            table.add_column(head[i], justify="left" if i < names else "right", no_wrap=not wraps[i])
+            table.add_column(head[i], justify="left" if i < names else "right", no_wrap=not wraps[i], overflow="fold")
         for row in rows:
             table.add_row(*(row[i] for i in columns))
         print_rich(table)

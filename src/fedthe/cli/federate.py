@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..terminal import Commands
+from ..text import count
 from .common import Json, print_grid, print_rich
 
 if TYPE_CHECKING:
@@ -38,11 +39,11 @@ def status(
     if as_json:
         print(json.dumps(asdict(found) | {"accuracy": found.accuracy}))
         return
-    accuracy = (
-        f", accuracy {found.accuracy:.2f} % on the clients' own test splits" if found.accuracy is not None else ""
-    )
     when = datetime.fromtimestamp(found.at).isoformat(" ", "seconds")
-    print_rich(f"{found.method}: round {found.round} of {found.rounds}, {found.doing}{accuracy}", style="bold")
+    rounds = count(max(found.rounds, found.round), "round")  # fewer may be asked for than there were
+    print_rich(f"{found.method}: {found.round} of {rounds} done; {found.doing}", style="bold")
+    if found.accuracy is not None:
+        print(f"accuracy after round {found.rated}: {found.accuracy:.2f} %, mean over the clients' own test splits")
     print(f"as of {when}")
     _print_clients(found)
     _print_rounds(found.history[-LATEST:])

@@ -185,7 +185,10 @@ def _read_npz(path: Path, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndar
             if unknown := [name for name in named if name not in classes]:
                 raise InputError(f"{show_path(path)} has a class {clean(unknown[0])!r} that the model lacks.")
             if found.classes is None and found.labels.max() >= len(classes):
-                raise InputError(f"{show_path(path)} has class {found.labels.max()}; the model has {len(classes)}.")
+                raise InputError(
+                    f"{show_path(path)} has label {found.labels.max()}; labels must be 0 to {len(classes) - 1}, for "
+                    f"{', '.join(map(clean, classes[:10]))}{', ...' if len(classes) > 10 else ''}."
+                )
             return found.x, np.array([classes.index(name) for name in named])[found.labels]
     return read_npz_rows(path), None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import InputError
-from ..foreign import show_path
+from ..foreign import say_error, show_path
 from .bundle import FACTS, Bundle, read_bundle
 
 if TYPE_CHECKING:
@@ -66,8 +67,11 @@ def listen(
         app, host=host, port=port, log_level="warning", access_log=False, timeout_keep_alive=5, server_header=False
     )
     server = uvicorn.Server(config)
-    sock = config.bind_socket()
-    sock.listen(config.backlog)  # whoever reads the line below may connect at once
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        sock = socket.create_server((host, port), family=family, backlog=config.backlog)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"{host} port {port} cannot be used ({say_error(error)}); choose another --port.") from None
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {', '.join(bundles)} at http://{shown}:{sock.getsockname()[1]}/", file=sys.stderr, flush=True)
     server.run(sockets=[sock])

@@ -1,9 +1,4 @@
-"""The ClientApp: one message, one piece of work. Data and personal state are where the node's own config says.
-
-Keys of the node config: `partition-id` (the client's number), `data` (its folder or npz file), `state` (the folder of
-its personal state and bundle), `threads`, `device`, `secure` (only runs with secure aggregation), and `anew` (begin
-again if the personal state is missing).
-"""
+"""The ClientApp: one message, one piece of work. Data and personal state are where the node's own config says."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from flwr.app import Context, Message
@@ -20,13 +16,31 @@ from torch import Tensor
 from ... import store
 from ...engine.server import Diverged
 from ...errors import Failed, InputError
+from ...text import clean, find_nearest
 from . import messages, secure
 from .member import Member, Model, join
 from .rounds import check_mean, name_leaves, take_leaves
 from .terms import Terms, Value, make_terms
 
 Handler = Callable[[Message, Member, float], Message]  # with the time at which the work began
+KEYS = ("partition-id", "data", "state", "threads", "device", "secure", "anew")  # of the node config
+IGNORED = ("num-partitions",)  # which Flower's own examples give every node
+
+
+class Node(NamedTuple):
+    """A node's own config."""
+
+    number: int  # of the client
+    folder: Path  # of its personal state and bundle
+    data: Path | None
+    threads: int  # of torch
+    device: str
+    secure: bool  # only runs with secure aggregation
+    anew: bool  # begin again if the personal state is missing
+
+
 app = ClientApp()
+messages.shorten_errors()
 
 
 def handle(work: Handler) -> Callable[[Message, Context], Message]:
@@ -36,35 +50,54 @@ def handle(work: Handler) -> Callable[[Message, Context], Message]:
     def handler(message: Message, context: Context) -> Message:
         began = time.perf_counter()
         try:
+            node = read_node(context.node_config)
             terms = make_terms(context.run_config)
-            check_run(context.run_config, context.node_config, terms)
-            return work(message, open_member(terms, context.node_config), began)
+            check_run(context.run_config, node, terms)
+            return work(message, open_member(terms, node), began)
         except (InputError, Failed) as error:
             if secure.is_masked(message):  # SecAgg+ leaves out a client that fails
                 raise
-            return messages.refuse(message, error.fault if isinstance(error, Diverged) else error)
+            print(f"fedthe: {error}", flush=True)  # for the owner of the node, who sees its log alone
+            return messages.refuse(
+                message,
+                error.fault if isinstance(error, Diverged) else error,
+                context.node_config.get("partition-id"),
+            )
 
     return handler
 
 
-def check_run(run: Mapping[str, Value], node: Mapping[str, Value], terms: Terms) -> None:
+def read_node(given: Mapping[str, Value]) -> Node:
+    """What has no effect is refused: `secur=true` would protect nothing."""
+    for key, value in given.items():
+        if key not in (*KEYS, *IGNORED):
+            raise InputError(f"the node config has an unknown key, {clean(key)!r}; {find_nearest(key, KEYS)}")
+        if key in ("secure", "anew") and not isinstance(value, bool):
+            raise InputError(f"{key} must be true or false, without quotes, not {value!r}.")
+        if key in ("partition-id", "threads") and (not isinstance(value, int) or isinstance(value, bool)):
+            raise InputError(f"{key} must be a whole number, without quotes, not {value!r}.")
+    if "partition-id" not in given:
+        raise InputError("the node config must have the client's number: --node-config 'partition-id=0'.")
+    number, threads = int(given["partition-id"]), int(given.get("threads", 1))
+    if not 1 <= threads <= 1024:
+        raise InputError(f"threads must be from 1 to 1024, not {threads}.")
+    folder = Path(str(given["state"])) if "state" in given else store.home() / "clients" / str(number)
+    data = Path(str(given["data"])) if "data" in given else None
+    device, secure, anew = str(given.get("device", "cpu")), bool(given.get("secure")), bool(given.get("anew"))
+    return Node(number, folder.absolute(), data, threads, device, secure, anew)
+
+
+def check_run(run: Mapping[str, Value], node: Node, terms: Terms) -> None:
     """A node's owner can insist on secure aggregation. The server is not trusted to refuse what it does not cover."""
     if run.get("secure-aggregation"):
         check_mean(terms, "secure-aggregation")
-    elif node.get("secure"):
+    elif node.secure:
         raise InputError("this node takes part in runs with secure-aggregation=true only.")
 
 
-def open_member(terms: Terms, node: Mapping[str, Value]) -> Member:
-    number, threads = node.get("partition-id"), node.get("threads", 1)
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise InputError("the node config must have the client's number: --node-config 'partition-id=0'.")
-    if not isinstance(threads, int) or isinstance(threads, bool) or not 1 <= threads <= 1024:
-        raise InputError(f"threads must be from 1 to 1024, not {threads}.")
-    torch.set_num_threads(threads)
-    folder = Path(str(node["state"])) if "state" in node else store.home() / "clients" / str(number)
-    data = Path(str(node["data"])) if "data" in node else None
-    return join(terms, number, folder.absolute(), data, str(node.get("device", "cpu")), bool(node.get("anew")))
+def open_member(terms: Terms, node: Node) -> Member:
+    torch.set_num_threads(node.threads)
+    return join(terms, node.number, node.folder, node.data, node.device, node.anew)
 
 
 def read_model(message: Message, member: Member) -> Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,7 @@ from ...store import content_hash
 from ...text import flatten
 from ...tree import Tree
 from ...types import Shard
-from ..bundle import Bundle, strip, write_bundle
+from ..bundle import Bundle, read_bundle, strip, write_bundle
 from ..card import write_card
 from ..export import finish_bundle
 from ..join import read_rows
@@ -147,6 +148,7 @@ class Member:
         )
         place = self.folder / "bundle"
         store.sweep(self.folder, place.name)
+        keep_bundle(place, terms.id)
         write_bundle(made, place, write_card(made))
         return place
 
@@ -203,12 +205,25 @@ class Member:
         return {int(match[1]) for each in found if (match := names.fullmatch(each.name))}
 
 
+def keep_bundle(place: Path, id: str) -> None:
+    """Rename the bundle of another federation: this one's takes its place, but it may be in use."""
+    try:
+        before = str(read_bundle(place).about["training_id"]) if place.exists() else id
+    except (InputError, KeyError):  # it cannot be used anyway
+        return
+    other, _, _ = before.partition("-")
+    if other != id and re.fullmatch("[0-9a-f]{16}", other):
+        kept = place.with_name(f"{place.name}-{other}")
+        shutil.rmtree(kept, ignore_errors=True)  # an earlier one of that federation
+        place.replace(kept)
+
+
 def join(
     terms: Terms, number: int, folder: Path, data: Path | None = None, device: str = "cpu", anew: bool = False
 ) -> Member:
     """data: a folder with a folder per class, an npz file with images and labels, or a federation that was saved."""
     if not 0 <= number < terms.clients:
-        raise InputError(f"there is no client {number}; the run has {terms.clients}, from 0 on.")
+        raise InputError(f"partition-id={number}, but the clients of the run are 0 to {terms.clients - 1}.")
     if terms.federation is not None and data is not None:
         raise InputError("the run deals its own dataset to clients; leave `data` out, or set dataset=own.")
     where = _find_device(device)
@@ -248,7 +263,9 @@ def _read_holding(terms: Terms, number: int, data: Path) -> Holding:
         return _take_holding(build(dataset, replace(settings, clients=len(dataset.clients))), number)
     x, labels = read_rows(data, terms.takes, terms.classes)
     if labels is None:
-        raise InputError(f"{show_path(data)} has no labels; give a folder per class, or labels in the file.")
+        raise InputError(
+            f"{show_path(data)} has no labels; give a folder per class, or an npz file with arrays images and labels."
+        )
     if len(x) < MIN_ROWS:
         raise InputError(f"{show_path(data)} has {len(x)} rows; at least {MIN_ROWS} are needed.")
     split = split_rows(np.arange(len(x)), terms.seed, number)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -16,7 +18,7 @@ from httpx import HTTPError
 from safetensors.torch import load
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import Failed, InputError
 from ...text import flatten
 from ..bundle import to_safetensors
 
@@ -28,8 +30,11 @@ EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
 LOST = (*EXPIRED, ErrorCode.NODE_UNAVAILABLE)
 LONGEST = 1e9  # seconds that a client may claim
 ORIGIN = re.compile("[0-9a-f]{1,32}")
+RAISED = re.compile(r"<class 'fedthe\.errors\.\w+'>:<'(.*)'>", re.DOTALL)  # how Flower says what a ClientApp raised
 POLL = 0.2  # seconds between looks for replies, at first
 PATIENCE = 0.05  # of the time so far: seconds to the next look
+LATE = 60.0  # seconds for which Flower keeps a message after the time to answer, for replies that are not fetched yet
+TRANSFER = 10.0  # seconds that a reply of which a part is there has at least
 
 
 def pack(leaves: Mapping[str, Tensor]) -> ArrayRecord:
@@ -65,9 +70,12 @@ def _weigh(value: object) -> int:
     return len(value) if isinstance(value, str | bytes) else 8
 
 
-def refuse(message: Message, sentence: object) -> Message:
-    """The reply of a client that cannot do its work."""
-    return Message(RecordDict({CONFIG: ConfigRecord({FAULT: flatten(sentence, 500)})}), reply_to=message)
+def refuse(message: Message, sentence: object, client: object = None) -> Message:
+    """The reply of a client that cannot do its work. client: its number, if its node config has one."""
+    records = RecordDict({CONFIG: ConfigRecord({FAULT: flatten(sentence, 500)})})
+    if isinstance(client, int):
+        records[METRICS] = MetricRecord({"client": client})
+    return Message(records, reply_to=message)
 
 
 def reply(message: Message, numbers: Mapping[str, float | int], leaves: Mapping[str, Tensor] | None = None) -> Message:
@@ -86,16 +94,18 @@ def say_silence(timeout: float) -> str:
     return f"no answer within {timeout:g} seconds"
 
 
-def has_expired(asked: Message, reply: Message) -> bool:
+def has_expired(asked: Message, reply: Message, timeout: float) -> bool:
     """Whether Flower answers because the time to answer is over, by this machine's clock, too."""
     unavailable = reply.has_error() and reply.error.code in EXPIRED
-    return unavailable and asked.metadata.created_at + asked.metadata.ttl <= time.time()
+    return unavailable and asked.metadata.created_at + timeout <= time.time()
 
 
 def read_fault(message: Message) -> str | None:
     """Why a reply says nothing else; None if it does."""
     if message.has_error():
-        return f"its node failed: {flatten(message.error.reason or 'no reason given', 300)}"
+        reason = message.error.reason or "no reason given"
+        found = RAISED.search(reason)
+        return f"its node failed: {flatten(found[1] if found else reason, 300)}"
     config = message.content.config_records.get(CONFIG)
     return None if config is None or FAULT not in config else flatten(config[FAULT], 500)
 
@@ -127,6 +137,7 @@ class Mail:
 
     grid: Grid
     one_by_one: bool = False  # pull each reply apart, since one that cannot be read loses all that are pulled with it
+    end: float = 0.0  # of the time to answer
 
     def post(self, asked: Sequence[Message]) -> dict[str, Message]:
         """Send messages; by id."""
@@ -155,14 +166,15 @@ class Mail:
     def exchange(self, asked: Sequence[Message], timeout: float) -> dict[int, Message]:
         """Send messages, and wait for the replies until all are there or time is up; by node.
 
-        A message expires after `timeout`, too. If Flower says so before our own clock does, that is no reply either.
+        If Flower says that the time is up before our own clock does, that is no reply either.
         """
         waiting, replies, began = self.post(asked), dict[int, Message](), time.monotonic()
+        self.end = began + timeout
         while waiting:
             spent = time.monotonic() - began
             for id, reply in self.pull(waiting).items():
                 message = waiting.pop(id)
-                if not has_expired(message, reply):
+                if not has_expired(message, reply, timeout):
                     replies[message.metadata.dst_node_id] = reply
             if spent >= timeout:  # a last look at the end
                 break
@@ -171,6 +183,36 @@ class Mail:
         return replies
 
 
-def address(contents: Mapping[int, RecordDict], kind: str, round: int, timeout: float) -> list[Message]:
+def address(contents: Mapping[int, RecordDict], kind: str, round: int, ttl: float) -> list[Message]:
     """A message to each node."""
-    return [Message(records, node, kind, group_id=str(round), ttl=timeout) for node, records in contents.items()]
+    return [Message(records, node, kind, group_id=str(round), ttl=ttl) for node, records in contents.items()]
+
+
+def shorten_errors() -> None:
+    """What an app refuses is one sentence in Flower's log, too, and no traceback."""
+    logging.getLogger("flwr").addFilter(_shorten)
+
+
+def _shorten(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, InputError | Failed):
+        record.msg, record.args = f"fedthe: {flatten(error, 500)}", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
+def bound_transfers(mail: Mail) -> None:
+    """Fetch no reply for longer than there is time to answer. A node can announce one, and send it in drops.
+
+    Flower 1.41 waits two hours for each. A reply that the SuperLink has whole is fetched however late it is.
+    """
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+    from flwr.superlink.grid import http_grid
+
+    if not hasattr(http_grid, "pull_objects"):
+        raise RuntimeError(f"{http_grid.__name__} fetches replies in another way than in Flower 1.41")
+
+    def pull(*given: Any, **named: Any) -> dict[str, bytes]:
+        return pull_objects(*given, **named, max_time=max(TRANSFER, mail.end - time.monotonic()))
+
+    http_grid.pull_objects = pull

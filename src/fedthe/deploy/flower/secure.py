@@ -264,7 +264,7 @@ class _Exchange:
     def send_and_receive(self, asked: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         asked = list(asked)
         for each in asked:
-            each.metadata.ttl = self.limit  # no answer counts later
+            each.metadata.ttl = self.limit + messages.LATE
         self.bytes["down"] += sum(messages.count_content(each) for each in asked)
         replies = self.mail.exchange(asked, self.limit)
         silent = {each.metadata.dst_node_id for each in asked} - replies.keys()

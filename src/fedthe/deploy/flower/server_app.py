@@ -9,7 +9,8 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,11 @@ ATTEMPTS = 3  # per round, while too few clients answer
 MOST_WEIGHT = 8  # times the median number of rows
 LOOK = 1.0  # seconds between looks for nodes
 GREETING = 600.0  # seconds, or as long as `wait`: a node that has not answered a greeting by then is greeted again
+HANDOVER = 30.0  # seconds until the app of a server that was stopped has noticed
+LOCK = "server.lock"
+MOST_FAULTS = 3  # that a failed round names
 app = ServerApp()
+messages.shorten_errors()
 
 
 @app.main()
@@ -51,12 +56,18 @@ def main(grid: Grid, context: Context) -> None:
         rounds.check_mean(terms, "secure-aggregation")
     if options.noise:
         rounds.check_mean(terms, "noise-multiplier")
-    print(f"federation {terms.id}: {terms.name}, {terms.clients} clients, {terms.settings.rounds} rounds", flush=True)
+    size = f"{count(terms.clients, 'client')}, {count(terms.settings.rounds, 'round')}"
+    print(f"federation {terms.id}: {terms.name}, {size}", flush=True)
     print(f"its checkpoint and status are in {options.folder}", flush=True)
+    defense = terms.settings.defense
+    if defense.rule == "multi_krum" and not defense.count_wrong(sampled):
+        print(f"aggregation=multi_krum leaves out nobody in rounds of {count(sampled, 'client')}", flush=True)
     if options.noise:
         epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
         print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}, if no round is repeated", flush=True)
-    Coordinator(grid, context, terms, options).run()
+    coordinator = Coordinator(grid, context, terms, options)
+    messages.bound_transfers(coordinator.mail)
+    coordinator.run()
 
 
 def end_with_parent() -> None:
@@ -65,12 +76,13 @@ def end_with_parent() -> None:
     Flower 1.41 raises the signal in a thread of its own. That does not wake the main thread, which may wait for
     messages that are sent again and again, for ever.
     """
-    parent = os.getppid()
+    parent, handler = os.getppid(), signal.getsignal(signal.SIGINT)
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(LOOK)
-        os.kill(os.getpid(), signal.SIGINT)  # to the process: the main thread handles it
+        if signal.getsignal(signal.SIGINT) is handler:  # else the main thread is on its way out
+            os.kill(os.getpid(), signal.SIGINT)  # to the process: the main thread handles it
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -90,7 +102,9 @@ class Coordinator:
     nodes: dict[int, int] = field(default_factory=dict)  # by client: the node that speaks for it
     rows: dict[int, int] = field(default_factory=dict)  # by client, as it says
     refused: set[int] = field(default_factory=set)  # nodes
+    reasons: dict[int, str] = field(default_factory=dict)  # by client: why its node was refused
     greeted: dict[str, Message] = field(default_factory=dict)  # by id: what nodes have not answered yet
+    met: dict[int, float] = field(default_factory=dict)  # by node: when it was first greeted
     replaced: dict[int, int] = field(default_factory=dict)  # by node: the one that speaks for its client now
     origin: str = ""
     mail: messages.Mail = field(init=False)
@@ -101,15 +115,20 @@ class Coordinator:
     def run(self) -> None:
         terms, options = self.terms, self.options
         store.make_folder(options.folder)
-        with store.hold(options.folder / f"{terms.id}.lock", wait=False) as ours:
-            if not ours:
-                raise InputError(f"another server is using {options.folder}; stop it, or name another folder.")
+        with self._hold_folder():
             saved = records.load_progress(self._checkpoint) or records.load_progress(self._checkpoint_before)
             progress, self.origin = saved or rounds.start(terms), self._find_origin(begins=saved is None)
             begun = Status(terms.id, terms.name, terms.clients, terms.settings.rounds)
-            self.status = resume(options.folder, begun, progress.round)
+            self.status, other = resume(options.folder, begun, progress.round)
+            if other is not None:
+                size = f"{other.round} of {count(other.rounds, 'round')} done"
+                print(
+                    f"the folder also holds federation {other.id} ({size}), with other settings; it is kept", flush=True
+                )
             if progress.round:
                 print(f"going on after round {progress.round}", flush=True)
+            if progress.round >= terms.settings.rounds:
+                print("no round is left; clients rate their models and write their bundles again", flush=True)
             try:
                 self._run(progress)
             except BaseException as error:
@@ -117,6 +136,16 @@ class Coordinator:
                 why = "its process was ended" if ended else flatten(error, 300) or type(error).__name__
                 self._say(f"stopped: {why}")
                 raise
+
+    @contextmanager
+    def _hold_folder(self) -> Iterator[None]:
+        end = time.monotonic() + HANDOVER
+        with ExitStack() as held:
+            while not held.enter_context(store.hold(self.options.folder / LOCK, wait=False)):
+                if time.monotonic() >= end:
+                    raise InputError(f"another server is using {self.options.folder}; stop it, or name another folder.")
+                time.sleep(LOOK)
+            yield
 
     def _run(self, progress: Progress) -> None:
         terms, options = self.terms, self.options
@@ -157,26 +186,43 @@ class Coordinator:
     # ---- nodes
 
     def _find_nodes(self, wanted: list[int]) -> dict[int, int]:
-        """The nodes of these clients that are there, by client; it waits a while for those that are not."""
-        end = time.monotonic() + self.options.wait
+        """The nodes of these clients that are there, by client; it waits a while for those that are not.
+
+        It waits longer for nodes that are new and silent: they finish what an earlier run asked of them first.
+        """
+        end, patient = time.monotonic() + self.options.wait, False
         while True:
             there = set(self.grid.get_node_ids())
             self.nodes = {client: node for client, node in self.nodes.items() if node in there}
             self.refused &= there
             self.replaced = {old: new for old, new in self.replaced.items() if old in there and new in there}
-            asked = {each.metadata.dst_node_id for each in self.greeted.values()}
-            self._greet(there - set(self.nodes.values()) - asked - self.refused - self.replaced.keys())
+            self._greet(there - set(self.nodes.values()) - self._silent - self.refused - self.replaced.keys())
             self._hear()
             found = {client: self.nodes[client] for client in wanted if client in self.nodes}
-            if len(found) == len(wanted) or time.monotonic() >= end:
+            now = time.monotonic()
+            busy = {node for node in self._silent & there if now < self.met[node] + self._greeting}
+            if len(found) == len(wanted) or (now >= end and not busy):
                 return found
+            if now >= end and not patient:
+                patient = True
+                print(f"waiting for {count(len(busy), 'node')} that may be busy with an earlier run", flush=True)
             time.sleep(LOOK)
+
+    @property
+    def _silent(self) -> set[int]:
+        """Nodes that have not answered their greeting."""
+        return {each.metadata.dst_node_id for each in self.greeted.values()}
+
+    @property
+    def _greeting(self) -> float:
+        """Seconds that a node has to answer one."""
+        return min(self.options.timeout, max(GREETING, self.options.wait))
 
     def _greet(self, nodes: set[int]) -> None:
         """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone unnoticed."""
         hello = {node: RecordDict() for node in sorted(nodes)}
-        limit = min(self.options.timeout, max(GREETING, self.options.wait))
-        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, limit))
+        self.met = dict.fromkeys(nodes, time.monotonic()) | self.met
+        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, self._greeting))
 
     def _hear(self) -> None:
         """Take the answers of nodes that were greeted."""
@@ -188,12 +234,19 @@ class Coordinator:
             client, rows = (messages.read_number(reply, name) for name in ("client", "rows"))
             if (fault := self._judge(reply, client, rows)) is not None:
                 self.refused.add(node)
+                if client in range(self.terms.clients) and client not in self.nodes:
+                    self.reasons[int(client)] = f"its node is refused: {fault}"
                 print(f"node {node} is refused: {fault}", flush=True)
                 continue
+            self.reasons.pop(int(client), None)
             before = self.nodes.get(int(client))
             if before is not None:  # a node that came back has a new id, and the old one stays for a while
                 self.replaced[before] = node
-                print(f"node {node} takes the place of node {before} as client {int(client)}", flush=True)
+                print(
+                    f"node {node} takes the place of node {before} as client {int(client)}: "
+                    "it was restarted, or two nodes have the same partition-id",
+                    flush=True,
+                )
             self.rows[int(client)] = int(rows)
             self.nodes[int(client)] = node
             self.status.of(int(client)).node = str(node)
@@ -219,6 +272,7 @@ class Coordinator:
         wanted = sample_clients(terms.clients, terms.settings.participation, terms.seed, number)
         fewest = self.options.fewest
         self.refused.clear()  # what a node was refused for may be mended
+        self.reasons.clear()
         for attempt in range(ATTEMPTS):
             if self.options.secure and self._unmasked.read() > number:
                 raise Failed(
@@ -226,10 +280,11 @@ class Coordinator:
                     f"upload of a client may be found; delete {self._unmasked.path} to try the round again all the same"
                 )
             began = time.perf_counter()
-            self._say(f"round {number + 1}")
+            self._say(f"in round {number + 1}")
             nodes = self._find_nodes(wanted)
             found = time.perf_counter()
-            absent = [Reply(k, {}, 0, 0, "its node is not there") for k in wanted if k not in nodes]
+            why = "its node is not there, or does not answer" if self._silent else "its node is not there"
+            absent = [Reply(k, {}, 0, 0, self.reasons.get(k, why)) for k in wanted if k not in nodes]
             if self.options.secure:
                 judged, work, size = self._train_masked(progress, nodes, absent, fewest)
             else:
@@ -240,11 +295,11 @@ class Coordinator:
                 print(f"round {number + 1}: client {client} is left out: {fault}", flush=True)
             if len(judged.good) >= fewest:
                 break
-            found_clients = f"{len(judged.good)} clients can be used, and {fewest} are needed"
-            print(f"round {number + 1}, attempt {attempt + 1} of {ATTEMPTS}: {found_clients}", flush=True)
+            too_few = f"{count(len(judged.good), 'client')} can be used, but fewest={fewest}"
+            print(f"round {number + 1}, attempt {attempt + 1} of {ATTEMPTS}: {too_few}", flush=True)
         else:
-            found_clients = count(len(judged.good), "client")
-            raise Failed(f"only {found_clients} can be used in round {number + 1}, and {fewest} are needed")
+            named = [f"client {client}: {fault.rstrip('.')}" for client, fault in judged.faults.items()]
+            raise Failed("; ".join([f"round {number + 1} failed: {too_few}", *named[:MOST_FAULTS]]))
         if self.options.noise:
             before = rounds.name_leaves(progress.server.shared, progress.averages)
             noised = privacy.average(before, [reply.leaves for reply in judged.good], self.options.noise)
@@ -270,7 +325,7 @@ class Coordinator:
         faults = {str(client): fault for client, fault in judged.faults.items()}
         loss = progress.server.losses[-1]
         self.status.history.append(RoundStatus(number + 1, loss, list(good), faults, seconds, size))
-        self._say(f"round {number + 1} is done")
+        self._say("between rounds")
         print(f"round {number + 1}: loss {loss:.4f}, {len(good)} of {len(wanted)} clients", flush=True)
         return progress
 
@@ -346,7 +401,7 @@ class Coordinator:
             return RecordDict({messages.ARRAYS: model, **(beside or {}), messages.CONFIG: how})
 
         contents = {node: make_content(rounds.find_state(progress, client)) for client, node in nodes.items()}
-        asked = messages.address(contents, kind, round, self.options.timeout)
+        asked = messages.address(contents, kind, round, self.options.timeout + messages.LATE)
         replies = self.mail.exchange(asked, self.options.timeout)
         return {client: replies.get(node) for client, node in nodes.items()}
 
@@ -367,6 +422,7 @@ class Coordinator:
             elif messages.read_number(answer, "samples") > 0:
                 claimed = messages.read_number(answer, "accuracy")
                 seen.accuracy = claimed if 0 <= claimed <= 100 else None
+        self.status.rated = progress.round
         if (accuracy := self.status.accuracy) is not None:
             print(f"round {progress.round}: accuracy {accuracy:.2f} on the clients' own test splits", flush=True)
         self._say("evaluated")

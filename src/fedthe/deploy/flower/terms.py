@@ -77,7 +77,14 @@ def make_terms(given: Mapping[str, Value]) -> Terms:
     """From a run config: the keys of the app, and under `settings` any others of `fedthe run`, as KEY=VALUE words."""
     config = _read_config(given)
     terms = _share_own(config, given) if config.dataset == OWN else _share_dataset(config)
-    return replace(terms, noise=tuple(float(given.get(key, 0.0)) for key in NOISE))
+    return replace(terms, noise=tuple(_read_noise(given, key) for key in NOISE))
+
+
+def _read_noise(given: Mapping[str, Value], key: str) -> float:
+    value = given.get(key, 0.0)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InputError(f"{key} must be a number from 0 on, not {value}.")
+    return float(value)
 
 
 def _read_config(given: Mapping[str, Value]) -> Config:
