@@ -266,8 +266,8 @@ def test_the_commands(run, tmp_path, fedthe, monkeypatch):
     shown = fedthe("predict", "b", "2.png", "--state", "s").out
     assert "4 samples of this stream so far" in shown
     assert "rows.npz[29]" in fedthe("predict", "b", "rows.npz").out
-    for place in ("folder", "empty"):
-        Path(place).mkdir()
+    for place in ("folder", "empty", "outer/inner"):
+        Path(place).mkdir(parents=True)
     for i in range(3):
         Path(f"folder/{i}.png").write_bytes(Path(f"{i}.png").read_bytes())
     whole = json.loads(fedthe("predict", "b", "folder", "--json").out)
@@ -289,6 +289,7 @@ def test_the_commands(run, tmp_path, fedthe, monkeypatch):
         (("export", run, "--method", "fedthe", "--client", 0, "--all"), "--client NUMBER, --all, or --global"),
         (("predict", "b", "absent.png"), "absent.png does not exist"),
         (("predict", "b", "empty"), "empty has no images"),
+        (("predict", "b", "outer"), "outer/inner is a folder within a folder"),
         (("predict", "b", "rows.npz", "0.png"), "one npz file"),
         (("predict", "g", "0.png"), "fedthe personalize"),
         (("predict", "mine", "0.png", "--state", "s"), "another bundle"),

@@ -27,4 +27,6 @@ def read_samples(paths: Sequence[Path], takes: Input) -> tuple[list[str], list[A
     files = [file for path in paths for file in (list_visible(path) if path.is_dir() else [path])]
     if not files:
         raise InputError(f"{show_path(paths[0])} has no images; name a folder that has some.")
+    if inner := next((file for file in files if file.is_dir()), None):
+        raise InputError(f"{show_path(inner)} is a folder within a folder; name the folders that hold the images.")
     return [str(file) for file in files], [take_sample(file, takes) for file in files]
