@@ -221,7 +221,7 @@ def test_bad_rows_of_a_new_client_are_refused(shared, tmp_path):
         (tmp_path / "empty", "no images"),
         (tmp_path / "absent", "no folder"),
         (tmp_path / "absent.npz", "does not exist"),
-        (tmp_path / "bad.npz", "class 3"),
+        (tmp_path / "bad.npz", "has label 3; labels must be 0 to 2"),
         (tmp_path / "none.npz", "images or x"),
         (tmp_path / "broken.npz", "npz"),
         (x[:0], "the rows are"),
