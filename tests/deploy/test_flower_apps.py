@@ -443,9 +443,11 @@ def test_no_reply_is_fetched_for_longer_than_there_is_time(monkeypatch):
     assert http_grid.pull_objects(["1", "2"], lambda id: id.encode()) == {"1": b"1", "2": b"2"}  # however late
 
 
-def test_multi_krum_that_leaves_out_nobody_says_so(tmp_path, capsys):
-    Room(tmp_path, rounds=1, settings=f"{QUICK} aggregation=multi_krum").run()
-    assert "aggregation=multi_krum leaves out nobody in rounds of 3 clients" in capsys.readouterr().out
+def test_a_rule_that_leaves_out_nobody_is_refused(tmp_path):
+    own = {"dataset": "own", "classes": "a,b,c", "shape": "16x16x3", "rounds": 1}
+    room = Room(tmp_path, **own, settings="aggregation=multi_krum")
+    fails(room.run, "aggregation=multi_krum leaves out nobody in rounds of 3 clients; it needs at least 5")
+    assert not room.sent
 
 
 def test_strangers_are_refused(tmp_path, capsys):
@@ -501,7 +503,7 @@ def test_a_greeting_that_answers_nothing_is_ignored(tmp_path):
             answer.metadata.__dict__["_reply_to_message_id"] = "nobody asked"
         return answer
 
-    room = Room(tmp_path, stray, rounds=1)
+    room = Room(tmp_path, stray, rounds=1, timeout=1.0)
     room.run()
     assert room.status.history[0].clients == [0, 2]
 

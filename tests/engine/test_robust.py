@@ -14,7 +14,7 @@ import oracles_robust as robust
 from fedthe import tree
 from fedthe.config import Config
 from fedthe.engine.loop import Loop
-from fedthe.engine.robust import Attack, Defense, choose_trusted, find_start, guard, scale_update
+from fedthe.engine.robust import Attack, Defense, check_effect, choose_trusted, find_start, guard, scale_update
 from fedthe.engine.server import Sent, Server, aggregate
 from fedthe.engine.stack import Stack
 from fedthe.engine.train import start, train, train_together
@@ -306,6 +306,31 @@ def test_settings_reach_the_training():
     assert config.training.defense == Defense("multi_krum", 0.3, 2.0)
     assert config.training.attack == Attack(0.25, 10.0)
     assert Config().training.defense == Defense()
+
+
+@pytest.mark.parametrize(
+    ("defense", "attack", "sampled", "words"),
+    [
+        (
+            Defense("multi_krum"),
+            Attack(),
+            4,
+            "multi_krum leaves out nobody in rounds of 4 clients; it needs at least 5",
+        ),
+        (Defense("multi_krum", 0.0), Attack(), 20, "byzantine above 0"),
+        (Defense("trimmed_mean"), Attack(), 2, "trimmed_mean leaves out nobody in rounds of 2 clients"),
+        (Defense(), Attack(0.02), 20, "attackers=0.02 of 20 clients is none; set at least 0.05"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(defense, attack, sampled, words):
+    fails(lambda: check_effect(defense, attack, 20, sampled), words)
+    for rule, enough in (("multi_krum", 5), ("trimmed_mean", 3), ("median", 1), ("mean", 1)):
+        check_effect(Defense(rule), Attack(0.05), 20, enough)
+
+
+def test_a_run_in_which_a_rule_changes_nothing_is_refused(data):
+    krum = {"dataset": data, "methods": ["fedavg"], "aggregation": "multi_krum", "device": "cpu"}
+    fails(lambda: fedthe.run(**krum, clients=10, participation=0.3), "leaves out nobody in rounds of 3 clients")
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_workers_begin_with_what_is_there(workers, small):
     assert {name: content for name, content in read_folder(ours.folder).items() if name in theirs} == theirs
 
 
-def test_a_lost_worker_s_task_is_done_by_another(workers, small):
+def test_a_lost_worker_s_task_is_done_by_another(workers, small, capfd):
     asked = {**small, "methods": ["fedavg", "ditto"], "rounds": 60, "checkpoint_seconds": 0.0}
     pids, after, lost = {}, [], []
 
@@ -243,6 +243,7 @@ def test_a_lost_worker_s_task_is_done_by_another(workers, small):
     ):
         ours = fedthe.run(**asked, out="ours")
     assert len(pids) == 1
+    assert capfd.readouterr().out == ""  # Ray would print there, where --json prints an object
     assert min(done for methods, done in after if methods == lost[0]) > 1  # it went on from a checkpoint
     assert_same(ours.folder, fedthe.run(**asked, out="one").folder)
 
@@ -551,6 +552,20 @@ def test_tables_on_ray_are_those_of_one_process(workers, fedthe, data, tmp_path,
         assert record["rows"] == one[name]["rows"]
         assert [case["clients"] for case in record["cases"]] == [case["clients"] for case in one[name]["cases"]]
     assert read_folder(Path("ours-runs")) == read_folder(Path("one-runs"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"address": None}, "'None' is no address of Ray"),
+        ({"address": 6379}, "write local, auto, or HOST:PORT"),
+        ({"address": "127.0.0.1"}, "'127.0.0.1' is no address"),
+        ({"cpus": 0}, "cpus must be a whole number from 1 on, not 0"),
+        ({"cpus": "2"}, "cpus must be a whole number"),
+    ],
+)
+def test_workers_that_make_no_sense_are_refused(given, words):
+    fails(lambda: on_ray.workers_on_ray(**given).__enter__(), words)
 
 
 def test_what_workers_cannot_do_is_refused(workers, small, monkeypatch):

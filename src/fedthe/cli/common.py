@@ -14,7 +14,6 @@ from typer.core import TyperCommand
 
 from ..errors import InputError
 from ..terminal import say
-from ..text import quote
 
 if TYPE_CHECKING:
     import click
@@ -32,7 +31,7 @@ Trainings = Annotated[
     Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
 ]
 DATA = (".json", ".jsonl", ".npz", ".safetensors", ".toml", ".py")  # what records and runs consist of
-ADDRESS = re.compile(r"auto|local|[\w.\[\]:-]+:\d{1,5}")  # of Ray, as words beside it do not look
+ADDRESS = re.compile(r"auto|local|[\d.]+|[^=]*:[^=]*")  # of Ray, or meant as one: words beside it do not look so
 GAP = 2  # spaces per column of a table, and those at its sides
 Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
 Ray = Annotated[
@@ -67,8 +66,6 @@ def on_ray(address: str | None, cpus: int | None) -> AbstractContextManager[RayW
         if cpus is not None:
             raise InputError("--ray-cpus has no effect without --ray.")
         return nullcontext()
-    if not ADDRESS.fullmatch(address):
-        raise InputError(f"{quote(address)} is no address of Ray; write --ray auto, --ray HOST:PORT, or --ray alone.")
     from ..experiment.on_ray import workers_on_ray
 
     return workers_on_ray(address, cpus)

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import rng, tree
 from ..errors import InputError
 from ..methods.base import Rounds
+from ..text import count
 from ..tree import Tree
 
 RULES_VERSION = 3  # raised when a change of this file moves numbers
@@ -64,8 +65,25 @@ class Attack:
 
     def choose(self, clients: Sequence[int], seed: int) -> set[int]:
         """Those of the clients that attack, in every round."""
-        chosen = rng.choose(rng.key(seed, "attackers"), len(clients), round(self.share * len(clients)))
+        chosen = rng.choose(rng.key(seed, "attackers"), len(clients), self.count(len(clients)))
         return {clients[i] for i in chosen}
+
+    def count(self, clients: int) -> int:
+        return round(self.share * clients)
+
+
+def check_effect(defense: Defense, attack: Attack, clients: int, sampled: int) -> None:
+    """Refuse what would change nothing with so many clients, of which a round has some."""
+    fewest = {"multi_krum": 5, "trimmed_mean": 3}.get(defense.rule)
+    if fewest is not None and not defense.count_wrong(sampled):
+        raise InputError(
+            f"aggregation={defense.rule} leaves out nobody in rounds of {count(sampled, 'client')}; it needs at least "
+            f"{fewest}, and byzantine above 0."
+        )
+    if attack.share and not attack.count(clients):
+        raise InputError(
+            f"attackers={attack.share:g} of {count(clients, 'client')} is none; set at least {1 / clients:.2g}."
+        )
 
 
 def choose_trusted(defense: Defense, start: Tree, uploads: Tree) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import socket
 import threading
@@ -15,8 +16,10 @@ from typing import Any, NamedTuple
 from .. import foreign
 from ..config import Config
 from ..errors import InputError
+from ..text import quote
 
 LOCAL = "local"  # an address: a Ray of our own, on this machine
+ADDRESS = re.compile(r"auto|local|[\w.\[\]:-]+:\d{1,5}")
 PATIENCE = 5.0  # seconds to reach a machine
 SHUTDOWN = 20.0  # seconds to disconnect
 
@@ -62,17 +65,28 @@ def connected(address: str = LOCAL, **options: Any) -> Iterator[Any]:
 
     options: of a Ray of our own.
     """
+    if not isinstance(address, str) or not ADDRESS.fullmatch(address):
+        raise InputError(f"{quote(str(address))} is no address of Ray; write local, auto, or HOST:PORT.")
     if address == LOCAL:  # before Ray is imported: it listens on loopback alone, as it does on macOS
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = _load_ray()
     ours = not ray.is_initialized()
     if ours:
         _connect(ray, address, **options)
+        _let_print(ray, False)
     try:
         yield ray
     finally:
+        if ours:
+            _let_print(ray, True)
         if ours and not finish_within(SHUTDOWN, ray.shutdown):
             atexit.unregister(ray.shutdown)  # its processes end with this one
+
+
+def _let_print(ray: Any, may: bool) -> None:
+    """Ray prints to standard output when a worker is lost, whatever its settings say: we say so ourselves."""
+    if hasattr(ray._private.worker, "_worker_logs_enabled"):
+        ray._private.worker._worker_logs_enabled = may
 
 
 def finish_within(seconds: float, action: Callable[[], object]) -> bool:
@@ -106,7 +120,11 @@ def _connect(ray: Any, address: str, **options: Any) -> None:
                     _try_port(ray, address)
                 ray.init(address, **quiet)
     except (RuntimeError, ValueError, OSError, OverflowError) as error:  # the last: no such port
-        place = {LOCAL: "started here", "auto": "running here"}.get(address, f"at {address}")
+        if address == "auto":
+            raise InputError(
+                "there is no Ray running here; start one with `ray start --head`, or give the HOST:PORT of another."
+            ) from None
+        place = "started here" if address == LOCAL else f"at {address}"
         why = foreign.say_error(error)
         raise InputError(
             f"there is no Ray {place} ({why}); `ray status` on a machine of the cluster says more."
@@ -129,4 +147,7 @@ def _try_port(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":")
     if host in ("localhost", "127.0.0.1", "::1"):
         host = ray.util.get_node_ip_address()  # as Ray understands it
-    socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE).close()
+    except OSError as error:
+        raise RuntimeError(f"{host} port {port}: {foreign.say_error(error)}") from None

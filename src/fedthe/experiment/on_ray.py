@@ -48,6 +48,8 @@ def workers_on_ray(address: str = LOCAL, cpus: int | None = None) -> Iterator[Ra
         address: "local" starts Ray on this machine, "auto" uses the Ray that runs here, "HOST:PORT" a cluster.
         cpus: cores of each worker; by default as many as keep all of them busy.
     """
+    if cpus is not None and (not isinstance(cpus, int) or cpus < 1):
+        raise InputError(f"cpus must be a whole number from 1 on, not {cpus!r}.")
     with connected(address) as ray:
         workers = RayWorkers(ray, cpus)
         try:

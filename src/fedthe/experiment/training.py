@@ -152,7 +152,6 @@ class _Saver:
         """`reached` of these trainings of run r."""
         config, server = self._works[r].config, reached[0].server
         names, seeds = tuple(self._served[m][0] for m in trainings), tuple(work.run.seed for work in self._works)
-        tell(TrainEvent(names, seeds, server.losses[-1], done=server.round, total=config.rounds))
         self._unsaved |= {(r, m): progress for m, progress in zip(trainings, reached, strict=True)}
         wanted = server.round == config.rounds or server.round in config.keep
         oldest = min(self._saved[r, m] for m in trainings)
@@ -161,6 +160,8 @@ class _Saver:
                 self._save(r, m, progress)
                 self.keep(r, m, progress)
             self._saved |= {(r, m): time.monotonic() for m in trainings}
+        # after the checkpoint, which a worker sends when it hears of the round
+        tell(TrainEvent(names, seeds, server.losses[-1], done=server.round, total=config.rounds))
         served = tuple(name for m in trainings for name in self._served[m])
         seed, seconds = self._works[r].run.seed, time.perf_counter() - self._began
         tell_round(Round(served, seed, server.round, config.rounds, server.losses[-1], seconds))

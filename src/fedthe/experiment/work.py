@@ -26,6 +26,8 @@ from ..engine.conclude import conclude
 from ..engine.evaluate import answer_one, begin_one, check_columns, score
 from ..engine.memory import measure_peak
 from ..engine.pick import pick_engine
+from ..engine.robust import check_effect
+from ..engine.server import count_sampled
 from ..engine.shards import Shards, hide_labels
 from ..engine.stack import Stack
 from ..engine.train import can_join, deploy_some, deploy_unlabeled, start
@@ -323,6 +325,9 @@ def prepare(
     tests = pick_tests(config, federations[0].tests)
     for federation in federations:
         check_asked(config, federation)
+        trained = len(federation.clients) - len(federation.unseen)
+        sampled = count_sampled(trained, config.participation)
+        check_effect(config.training.defense, config.training.attack, trained, sampled)
     every = [each for name, method in methods.items() for each in _check_method(name, method)]
     code = {method: found for method in every if (found := fingerprint(method))}
     if code:

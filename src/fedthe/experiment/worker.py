@@ -163,7 +163,8 @@ class _Reporter:
         if before is None or event.is_over or not event.continues(before) or now - self._told >= PACE:
             self._post(self._task.number, event)
             self._last, self._told = event, now
-        if isinstance(event, TrainEvent) and now - self._sent >= self._every and self._look() != self._state:
+        due = isinstance(event, TrainEvent) and not event.is_over and now - self._sent >= self._every
+        if due and self._look() != self._state:  # the last one comes with the result
             self._send()
             self._state, self._sent = self._look(), now
 

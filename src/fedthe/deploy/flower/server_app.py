@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from ... import foreign, records, store, tree
+from ...engine.robust import check_effect
 from ...engine.server import count_sampled, sample_clients
 from ...engine.visit import Progress
 from ...errors import Failed, InputError
@@ -52,6 +53,7 @@ def main(grid: Grid, context: Context) -> None:
     sampled = count_sampled(terms.clients, terms.settings.participation)
     if options.fewest > sampled:
         raise InputError(f"fewest={options.fewest}, but a round has {count(sampled, 'client')}; ask for fewer.")
+    check_effect(terms.settings.defense, terms.settings.attack, terms.clients, sampled)
     if options.secure:
         rounds.check_mean(terms, "secure-aggregation")
     if options.noise:
@@ -59,9 +61,6 @@ def main(grid: Grid, context: Context) -> None:
     size = f"{count(terms.clients, 'client')}, {count(terms.settings.rounds, 'round')}"
     print(f"federation {terms.id}: {terms.name}, {size}", flush=True)
     print(f"its checkpoint and status are in {options.folder}", flush=True)
-    defense = terms.settings.defense
-    if defense.rule == "multi_krum" and not defense.count_wrong(sampled):
-        print(f"aggregation=multi_krum leaves out nobody in rounds of {count(sampled, 'client')}", flush=True)
     if options.noise:
         epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
         print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}, if no round is repeated", flush=True)
