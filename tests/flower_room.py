@@ -8,7 +8,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedthe import records, tree
-from fedthe.deploy.flower import client_app, messages, server_app
+from fedthe.deploy.flower import client_app, messages, nodes, server_app
 from fedthe.deploy.flower.rounds import name_leaves
 from fedthe.deploy.flower.status import read_status
 from fedthe.deploy.flower.terms import make_terms
@@ -106,6 +106,7 @@ def identity(monkeypatch):
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
     monkeypatch.setattr(server_app, "LOOK", 0.0)
+    monkeypatch.setattr(nodes, "LOOK", 0.0)
     monkeypatch.setattr(messages, "POLL", 0.0)
     threads = torch.get_num_threads()
     yield

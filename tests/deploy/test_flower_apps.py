@@ -24,7 +24,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 import fedthe  # noqa: E402
 from fedthe import cli, records, store  # noqa: E402
-from fedthe.deploy.flower import client_app, messages, server_app, status  # noqa: E402
+from fedthe.deploy.flower import client_app, messages, nodes, processes, server_app, status  # noqa: E402
 from fedthe.deploy.flower.member import Member  # noqa: E402
 from fedthe.deploy.flower.rounds import name_leaves  # noqa: E402
 from fedthe.deploy.flower.status import read_status  # noqa: E402
@@ -344,7 +344,7 @@ def test_a_node_that_is_busy_is_waited_for(tmp_path, capsys):
 
 
 def test_a_node_that_never_answers_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_app, "GREETING", 0.0)
+    monkeypatch.setattr(nodes, "GREETING", 0.0)
     room = Slow(tmp_path, rounds=1)
     room.looks = -1000
     assert "client 1 in round 1: its node is not there, or does not answer" in room.run().server.skipped[0]
@@ -435,9 +435,9 @@ def test_no_reply_is_fetched_for_longer_than_there_is_time(monkeypatch):
         raise ObjectUnavailableError("it is announced, and does not come")
 
     monkeypatch.setattr(http_grid, "pull_objects", http_grid.pull_objects)  # put back after the test
-    monkeypatch.setattr(messages, "TRANSFER", 0.0)
+    monkeypatch.setattr(processes, "TRANSFER", 0.0)
     mail = messages.Mail(grid=None)
-    messages.bound_transfers(mail)
+    processes.bound_transfers(mail)
     with pytest.raises(ObjectPullError):
         http_grid.pull_objects(["1"], never)
     assert http_grid.pull_objects(["1", "2"], lambda id: id.encode()) == {"1": b"1", "2": b"2"}  # however late

@@ -31,7 +31,7 @@ Trainings = Annotated[
     Path, typer.Option("--out", "-o", help="The folder of trainings and answers, which tables and figures share.")
 ]
 DATA = (".json", ".jsonl", ".npz", ".safetensors", ".toml", ".py")  # what records and runs consist of
-ADDRESS = re.compile(r"auto|local|[\d.]+|[^=]*:[^=]*")  # of Ray, or meant as one: words beside it do not look so
+LIKE_ADDRESS = re.compile(r"auto|local|[\d.]+|[^=]*:[^=]*")  # of Ray, or meant as one: words beside it do not look so
 GAP = 2  # spaces per column of a table, and those at its sides
 Yes = Annotated[bool, typer.Option("--yes", help="Start even if it takes more than half an hour.")]
 Ray = Annotated[
@@ -55,7 +55,7 @@ class RayCommand(TyperCommand):
         for i, word in enumerate(args):
             if word == "--":
                 break
-            if word == "--ray" and not (args[i + 1 :] and ADDRESS.fullmatch(args[i + 1])):
+            if word == "--ray" and not (args[i + 1 :] and LIKE_ADDRESS.fullmatch(args[i + 1])):
                 args = [*args[:i], "--ray=local", *args[i + 1 :]]
         return super().parse_args(ctx, args)
 

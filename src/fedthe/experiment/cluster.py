@@ -78,9 +78,9 @@ def connected(address: str = LOCAL, **options: Any) -> Iterator[Any]:
         yield ray
     finally:
         if ours:
+            if not finish_within(SHUTDOWN, ray.shutdown):
+                atexit.unregister(ray.shutdown)  # its processes end with this one
             _let_print(ray, True)
-        if ours and not finish_within(SHUTDOWN, ray.shutdown):
-            atexit.unregister(ray.shutdown)  # its processes end with this one
 
 
 def _let_print(ray: Any, may: bool) -> None:

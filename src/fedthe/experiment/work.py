@@ -325,9 +325,9 @@ def prepare(
     tests = pick_tests(config, federations[0].tests)
     for federation in federations:
         check_asked(config, federation)
-        trained = len(federation.clients) - len(federation.unseen)
-        sampled = count_sampled(trained, config.participation)
-        check_effect(config.training.defense, config.training.attack, trained, sampled)
+    trained = len(federations[0].clients) - len(federations[0].unseen)
+    sampled = count_sampled(trained, config.participation)
+    check_effect(config.training.defense, config.training.attack, trained, sampled)
     every = [each for name, method in methods.items() for each in _check_method(name, method)]
     code = {method: found for method in every if (found := fingerprint(method))}
     if code:

@@ -17,7 +17,7 @@ from ... import store
 from ...engine.server import Diverged
 from ...errors import Failed, InputError
 from ...text import clean, find_nearest
-from . import messages, secure
+from . import messages, processes, secure
 from .member import Member, Model, join
 from .rounds import check_mean, name_leaves, take_leaves
 from .terms import Terms, Value, make_terms
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
 
 app = ClientApp()
-messages.shorten_errors()
+processes.shorten_errors()
 
 
 def handle(work: Handler) -> Callable[[Message, Context], Message]:

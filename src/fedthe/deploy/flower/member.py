@@ -35,6 +35,7 @@ from ..bundle import Bundle, read_bundle, strip, write_bundle
 from ..card import write_card
 from ..export import finish_bundle
 from ..join import read_rows
+from .status import IDS
 from .terms import Terms
 
 KEPT = 2  # states besides the newest: the one that it began with, and the one before, for a server that goes back
@@ -148,7 +149,7 @@ class Member:
         )
         place = self.folder / "bundle"
         store.sweep(self.folder, place.name)
-        keep_bundle(place, terms.id)
+        _keep_bundle(place, terms.id)
         write_bundle(made, place, write_card(made))
         return place
 
@@ -205,14 +206,14 @@ class Member:
         return {int(match[1]) for each in found if (match := names.fullmatch(each.name))}
 
 
-def keep_bundle(place: Path, id: str) -> None:
+def _keep_bundle(place: Path, id: str) -> None:
     """Rename the bundle of another federation: this one's takes its place, but it may be in use."""
     try:
         before = str(read_bundle(place).about["training_id"]) if place.exists() else id
     except (InputError, KeyError):  # it cannot be used anyway
         return
     other, _, _ = before.partition("-")
-    if other != id and re.fullmatch("[0-9a-f]{16}", other):
+    if other != id and IDS.fullmatch(other):
         kept = place.with_name(f"{place.name}-{other}")
         shutil.rmtree(kept, ignore_errors=True)  # an earlier one of that federation
         place.replace(kept)

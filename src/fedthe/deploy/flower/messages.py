@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -18,7 +16,7 @@ from httpx import HTTPError
 from safetensors.torch import load
 from torch import Tensor
 
-from ...errors import Failed, InputError
+from ...errors import InputError
 from ...text import flatten
 from ..bundle import to_safetensors
 
@@ -34,7 +32,6 @@ RAISED = re.compile(r"<class 'fedthe\.errors\.\w+'>:<'(.*)'>", re.DOTALL)  # how
 POLL = 0.2  # seconds between looks for replies, at first
 PATIENCE = 0.05  # of the time so far: seconds to the next look
 LATE = 60.0  # seconds for which Flower keeps a message after the time to answer, for replies that are not fetched yet
-TRANSFER = 10.0  # seconds that a reply of which a part is there has at least
 
 
 def pack(leaves: Mapping[str, Tensor]) -> ArrayRecord:
@@ -186,33 +183,3 @@ class Mail:
 def address(contents: Mapping[int, RecordDict], kind: str, round: int, ttl: float) -> list[Message]:
     """A message to each node."""
     return [Message(records, node, kind, group_id=str(round), ttl=ttl) for node, records in contents.items()]
-
-
-def shorten_errors() -> None:
-    """What an app refuses is one sentence in Flower's log, too, and no traceback."""
-    logging.getLogger("flwr").addFilter(_shorten)
-
-
-def _shorten(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, InputError | Failed):
-        record.msg, record.args = f"fedthe: {flatten(error, 500)}", ()
-        record.exc_info = record.exc_text = None
-    return True
-
-
-def bound_transfers(mail: Mail) -> None:
-    """Fetch no reply for longer than there is time to answer. A node can announce one, and send it in drops.
-
-    Flower 1.41 waits two hours for each. A reply that the SuperLink has whole is fetched however late it is.
-    """
-    from flwr.supercore.inflatable.inflatable_utils import pull_objects
-    from flwr.superlink.grid import http_grid
-
-    if not hasattr(http_grid, "pull_objects"):
-        raise RuntimeError(f"{http_grid.__name__} fetches replies in another way than in Flower 1.41")
-
-    def pull(*given: Any, **named: Any) -> dict[str, bytes]:
-        return pull_objects(*given, **named, max_time=max(TRANSFER, mail.end - time.monotonic()))
-
-    http_grid.pull_objects = pull

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from . import privacy
-from .terms import Value
+from .terms import NOISE, Value, read_float
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,19 @@ class Options:
 
 
 def read_options(given: Mapping[str, Value]) -> Options:
-    def read(key: str, least: float) -> float:
-        value = given[key]
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
-            raise InputError(f"{key} must be a number from {least:g} on, not {value}.")
-        return value
-
     secure = given["secure-aggregation"]
     if not isinstance(secure, bool):
         raise InputError(f"secure-aggregation must be true or false, not {secure}.")
-    noise = privacy.read_noise(read("noise-multiplier", 0), read("clipping-norm", 0))
+    noise = privacy.read_noise(*(read_float(given, key, 0) for key in NOISE))
     if secure and noise:
         raise InputError("secure-aggregation hides the updates that noise-multiplier has the server clip; set one.")
     return Options(
         Path(str(given["folder"])).absolute(),
-        float(read("timeout", 1)),
-        float(read("wait", 0)),
-        int(read("fewest", 1)),
-        int(read("evaluate-every", 0)),
-        int(read("most-rows", 1)),
+        read_float(given, "timeout", 1),
+        read_float(given, "wait", 0),
+        int(read_float(given, "fewest", 1)),
+        int(read_float(given, "evaluate-every", 0)),
+        int(read_float(given, "most-rows", 1)),
         secure,
         noise,
     )

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,13 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from ... import foreign, records, store, tree
-from ...engine.robust import check_effect
 from ...engine.server import count_sampled, sample_clients
 from ...engine.visit import Progress
 from ...errors import Failed, InputError
 from ...text import count, flatten
 from ...tree import Tree
-from . import messages, privacy, rounds, secure
+from . import messages, privacy, processes, rounds, secure
+from .nodes import LOOK, Nodes
 from .options import Options, read_options
 from .rounds import Judged, Reply
 from .status import RoundStatus, Status, resume
@@ -36,24 +33,21 @@ from .terms import Terms, make_terms
 DELTA = 1e-5  # at which epsilon is reported
 ATTEMPTS = 3  # per round, while too few clients answer
 MOST_WEIGHT = 8  # times the median number of rows
-LOOK = 1.0  # seconds between looks for nodes
-GREETING = 600.0  # seconds, or as long as `wait`: a node that has not answered a greeting by then is greeted again
 HANDOVER = 30.0  # seconds until the app of a server that was stopped has noticed
 LOCK = "server.lock"
 MOST_FAULTS = 3  # that a failed round names
 app = ServerApp()
-messages.shorten_errors()
+processes.shorten_errors()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     if "--parent-pid" in sys.argv:
-        end_with_parent()
+        processes.end_with_parent()
     terms, options = make_terms(context.run_config), read_options(context.run_config)
     sampled = count_sampled(terms.clients, terms.settings.participation)
     if options.fewest > sampled:
         raise InputError(f"fewest={options.fewest}, but a round has {count(sampled, 'client')}; ask for fewer.")
-    check_effect(terms.settings.defense, terms.settings.attack, terms.clients, sampled)
     if options.secure:
         rounds.check_mean(terms, "secure-aggregation")
     if options.noise:
@@ -65,25 +59,8 @@ def main(grid: Grid, context: Context) -> None:
         epsilon = privacy.bound_epsilon(options.noise, terms.settings.rounds, DELTA)
         print(f"noise: epsilon is at most {epsilon:.3g} at delta {DELTA:g}, if no round is repeated", flush=True)
     coordinator = Coordinator(grid, context, terms, options)
-    messages.bound_transfers(coordinator.mail)
+    processes.bound_transfers(coordinator.mail)
     coordinator.run()
-
-
-def end_with_parent() -> None:
-    """End as Flower does when the SuperLink is gone, so that the folder is free for the next server.
-
-    Flower 1.41 raises the signal in a thread of its own. That does not wake the main thread, which may wait for
-    messages that are sent again and again, for ever.
-    """
-    parent, handler = os.getppid(), signal.getsignal(signal.SIGINT)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(LOOK)
-        if signal.getsignal(signal.SIGINT) is handler:  # else the main thread is on its way out
-            os.kill(os.getpid(), signal.SIGINT)  # to the process: the main thread handles it
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 class Trained(NamedTuple):
@@ -98,15 +75,9 @@ class Coordinator:
     context: Context
     terms: Terms
     options: Options
-    nodes: dict[int, int] = field(default_factory=dict)  # by client: the node that speaks for it
-    rows: dict[int, int] = field(default_factory=dict)  # by client, as it says
-    refused: set[int] = field(default_factory=set)  # nodes
-    reasons: dict[int, str] = field(default_factory=dict)  # by client: why its node was refused
-    greeted: dict[str, Message] = field(default_factory=dict)  # by id: what nodes have not answered yet
-    met: dict[int, float] = field(default_factory=dict)  # by node: when it was first greeted
-    replaced: dict[int, int] = field(default_factory=dict)  # by node: the one that speaks for its client now
     origin: str = ""
     mail: messages.Mail = field(init=False)
+    nodes: Nodes = field(init=False)
 
     def __post_init__(self) -> None:
         self.mail = messages.Mail(self.grid)
@@ -128,6 +99,7 @@ class Coordinator:
                 print(f"going on after round {progress.round}", flush=True)
             if progress.round >= terms.settings.rounds:
                 print("no round is left; clients rate their models and write their bundles again", flush=True)
+            self.nodes = Nodes(self.grid, self.mail, terms, options, self.status)
             try:
                 self._run(progress)
             except BaseException as error:
@@ -182,96 +154,13 @@ class Coordinator:
         self.status.doing = doing
         self.status.write(self.options.folder)
 
-    # ---- nodes
-
-    def _find_nodes(self, wanted: list[int]) -> dict[int, int]:
-        """The nodes of these clients that are there, by client; it waits a while for those that are not.
-
-        It waits longer for nodes that are new and silent: they finish what an earlier run asked of them first.
-        """
-        end, patient = time.monotonic() + self.options.wait, False
-        while True:
-            there = set(self.grid.get_node_ids())
-            self.nodes = {client: node for client, node in self.nodes.items() if node in there}
-            self.refused &= there
-            self.replaced = {old: new for old, new in self.replaced.items() if old in there and new in there}
-            self._greet(there - set(self.nodes.values()) - self._silent - self.refused - self.replaced.keys())
-            self._hear()
-            found = {client: self.nodes[client] for client in wanted if client in self.nodes}
-            now = time.monotonic()
-            busy = {node for node in self._silent & there if now < self.met[node] + self._greeting}
-            if len(found) == len(wanted) or (now >= end and not busy):
-                return found
-            if now >= end and not patient:
-                patient = True
-                print(f"waiting for {count(len(busy), 'node')} that may be busy with an earlier run", flush=True)
-            time.sleep(LOOK)
-
-    @property
-    def _silent(self) -> set[int]:
-        """Nodes that have not answered their greeting."""
-        return {each.metadata.dst_node_id for each in self.greeted.values()}
-
-    @property
-    def _greeting(self) -> float:
-        """Seconds that a node has to answer one."""
-        return min(self.options.timeout, max(GREETING, self.options.wait))
-
-    def _greet(self, nodes: set[int]) -> None:
-        """Ask nodes which client they speak for. Nobody waits for an answer: a node may be gone unnoticed."""
-        hello = {node: RecordDict() for node in sorted(nodes)}
-        self.met = dict.fromkeys(nodes, time.monotonic()) | self.met
-        self.greeted |= self.mail.post(messages.address(hello, messages.HELLO, 0, self._greeting))
-
-    def _hear(self) -> None:
-        """Take the answers of nodes that were greeted."""
-        replies = self.mail.pull(self.greeted)
-        for id, reply in replies.items():
-            node = self.greeted.pop(id).metadata.dst_node_id
-            if messages.is_lost(reply):  # with a key, the same node may come back
-                continue
-            client, rows = (messages.read_number(reply, name) for name in ("client", "rows"))
-            if (fault := self._judge(reply, client, rows)) is not None:
-                self.refused.add(node)
-                if client in range(self.terms.clients) and client not in self.nodes:
-                    self.reasons[int(client)] = f"its node is refused: {fault}"
-                print(f"node {node} is refused: {fault}", flush=True)
-                continue
-            self.reasons.pop(int(client), None)
-            before = self.nodes.get(int(client))
-            if before is not None:  # a node that came back has a new id, and the old one stays for a while
-                self.replaced[before] = node
-                print(
-                    f"node {node} takes the place of node {before} as client {int(client)}: "
-                    "it was restarted, or two nodes have the same partition-id",
-                    flush=True,
-                )
-            self.rows[int(client)] = int(rows)
-            self.nodes[int(client)] = node
-            self.status.of(int(client)).node = str(node)
-        if replies:
-            self._say(self.status.doing)
-
-    def _judge(self, reply: Message, client: float, rows: float) -> str | None:
-        """Why a node cannot take part."""
-        if (fault := messages.read_fault(reply)) is not None:
-            return fault
-        if client not in range(self.terms.clients):
-            return f"it says that it is client {client:g}"
-        if messages.read_number(reply, "terms") != int(self.terms.id[:12], 16):
-            return "its settings or data differ from the server's; check that both run the same version of fedthe"
-        if not 1 <= rows <= self.options.most_rows:
-            return rounds.say_rows(rows, self.options.most_rows)
-        return None
-
     # ---- phases
 
     def _do_round(self, progress: Progress) -> Progress:
         number, terms = progress.round, self.terms
         wanted = sample_clients(terms.clients, terms.settings.participation, terms.seed, number)
         fewest = self.options.fewest
-        self.refused.clear()  # what a node was refused for may be mended
-        self.reasons.clear()
+        self.nodes.begin_round()
         for attempt in range(ATTEMPTS):
             if self.options.secure and self._unmasked.read() > number:
                 raise Failed(
@@ -280,10 +169,9 @@ class Coordinator:
                 )
             began = time.perf_counter()
             self._say(f"in round {number + 1}")
-            nodes = self._find_nodes(wanted)
+            nodes = self.nodes.find(wanted)
             found = time.perf_counter()
-            why = "its node is not there, or does not answer" if self._silent else "its node is not there"
-            absent = [Reply(k, {}, 0, 0, self.reasons.get(k, why)) for k in wanted if k not in nodes]
+            absent = [Reply(k, {}, 0, 0, self.nodes.explain_absence(k)) for k in wanted if k not in nodes]
             if self.options.secure:
                 judged, work, size = self._train_masked(progress, nodes, absent, fewest)
             else:
@@ -333,7 +221,7 @@ class Coordinator:
         replies, work = list(absent), []
         for client, answer in self._ask(nodes, messages.TRAIN, progress, progress.round + 1).items():
             if answer is None or messages.is_lost(answer):
-                self.nodes.pop(client, None)  # until it answers again
+                self.nodes.drop(client)  # until it answers again
             leaves, fault = self._read_leaves(answer)
             if answer is None or fault is not None:
                 replies.append(Reply(client, {}, 0, 0, fault))
@@ -346,7 +234,8 @@ class Coordinator:
 
     def _train_masked(self, progress: Progress, nodes: Mapping[int, int], absent: list[Reply], fewest: int) -> Trained:
         """The same by secure aggregation. The round covers every client that stays, or fails as a whole."""
-        claims = [self.rows[client] for client in nodes] or [1]
+        rows = self.nodes.rows
+        claims = [rows[client] for client in nodes] or [1]
         # uploads are rounded in steps of the largest weight, so one client must not make it large
         most = int(min(max(claims), MOST_WEIGHT * statistics.median(claims)))
         sent = rounds.name_leaves(progress.server.shared, progress.averages)
@@ -356,9 +245,9 @@ class Coordinator:
         faults = {reply.client: str(reply.fault) for reply in absent}
         for client, node in nodes.items():
             if node in found.gone | found.wrong:
-                self.nodes.pop(client, None)  # until it answers again
+                self.nodes.drop(client)  # until it answers again
             if node in found.wrong:
-                self.refused.add(node)  # in this round
+                self.nodes.refused.add(node)  # in this round
             if node not in found.losses:
                 faults[client] = found.faults.get(node, found.why or "no masked upload")
         if found.mean is None:
@@ -368,7 +257,7 @@ class Coordinator:
                 f"the mean of round {progress.round + 1} cannot be used: {fault}; masks hide whose fault it is"
             )
         # rows and losses are only shown: the weight of an upload is hidden in it
-        held = [Reply(k, {}, self.rows[k], found.losses[node]) for k, node in nodes.items() if node in found.losses]
+        held = [Reply(k, {}, rows[k], found.losses[node]) for k, node in nodes.items() if node in found.losses]
         return Trained(Judged(held, faults, found.mean), messages.keep_finite(found.seconds), found.bytes)
 
     def _read_leaves(self, answer: Message | None) -> tuple[dict[str, Tensor], str | None]:
@@ -410,7 +299,7 @@ class Coordinator:
         for seen in self.status.seen.values():
             seen.accuracy = None
         more = {messages.BESIDE: messages.pack(rounds.name_leaves(beside, {}))}
-        nodes = self._find_nodes(list(range(self.terms.clients)))
+        nodes = self.nodes.find(list(range(self.terms.clients)))
         answers = self._ask(nodes, messages.EVALUATE, progress, progress.round, more, export=export)
         for client, answer in answers.items():
             fault = "no answer" if answer is None else messages.read_fault(answer)
@@ -431,7 +320,7 @@ class Coordinator:
         expected = rounds.expect_summary(self.terms)
         if not expected:
             return {}
-        nodes, told = self._find_nodes(list(range(self.terms.clients))), []
+        nodes, told = self.nodes.find(list(range(self.terms.clients))), []
         for client, answer in self._ask(nodes, messages.SUMMARIZE, progress, progress.round).items():
             leaves, fault = self._read_leaves(answer)
             claimed = 0.0 if answer is None else messages.read_number(answer, "rows")

@@ -11,6 +11,8 @@ from functools import cached_property
 from ...config import Config, make_config, read_words
 from ...data.folder import Square
 from ...data.plan import Federation
+from ...engine.robust import check_effect
+from ...engine.server import count_sampled
 from ...engine.visit import Training
 from ...errors import InputError
 from ...experiment.data import fit_to_net
@@ -77,13 +79,13 @@ def make_terms(given: Mapping[str, Value]) -> Terms:
     """From a run config: the keys of the app, and under `settings` any others of `fedthe run`, as KEY=VALUE words."""
     config = _read_config(given)
     terms = _share_own(config, given) if config.dataset == OWN else _share_dataset(config)
-    return replace(terms, noise=tuple(_read_noise(given, key) for key in NOISE))
+    return replace(terms, noise=tuple(read_float({key: 0.0, **given}, key, 0) for key in NOISE))
 
 
-def _read_noise(given: Mapping[str, Value], key: str) -> float:
-    value = given.get(key, 0.0)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InputError(f"{key} must be a number from 0 on, not {value}.")
+def read_float(given: Mapping[str, Value], key: str, least: float) -> float:
+    value = given[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < float("inf"):
+        raise InputError(f"{key} must be a number from {least:g} on, not {value}.")
     return float(value)
 
 
@@ -156,6 +158,8 @@ def _share_own(config: Config, given: Mapping[str, Value]) -> Terms:
     if not takes.is_picture and method.predictor.pictures_only:
         raise InputError(f"{clean(name)} works on augmented or rotated pictures, and these are none.")
     assert config.clients is not None
+    settings = config.training
+    check_effect(settings.defense, settings.attack, config.clients, count_sampled(config.clients, config.participation))
     return Terms(config, name, method, classes, takes, config.clients, None)
 
 
